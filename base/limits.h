@@ -1,0 +1,24 @@
+// Every bound of the system, each with its reason. Nothing grows without one of these.
+#pragma once
+
+#include <cstdint>
+
+namespace hierad::limits {
+
+inline constexpr int64_t kJobYamlBytes = 64 << 10;        // a job file is written by hand
+inline constexpr int kJobYamlDepth = 16;                  // deeper than any key of job.proto, shallow for the parser
+inline constexpr int64_t kGrpcMessageBytes = 4 << 20;     // both directions, set explicitly (send is unlimited by default)
+inline constexpr int kMetricBatch = 512;                  // metrics in one worker report
+inline constexpr int kMetricsInMemory = 16384;            // newest steps kept per live job for Watch; metrics.jsonl has all
+inline constexpr int kMetricsUnacknowledged = 65536;      // held by a worker while hierad is away; then the oldest go (they are in metrics.jsonl)
+inline constexpr int kClientKeyBytes = 128;
+inline constexpr int kJobNameBytes = 63;                  // fits a DNS label, a Slurm name, a file name with a suffix
+inline constexpr int kMessageBytes = 2048;                // any stored sentence
+inline constexpr int kListLimit = 1000;                   // jobs in one List reply
+inline constexpr int kLogChunkBytes = 256 << 10;
+inline constexpr int kLastWordsBytes = 4096;              // end of a dead worker's log
+inline constexpr int kQueuedJobs = 100000;
+inline constexpr int64_t kSafetensorsHeaderBytes = 100 << 20;   // the format's own limit
+inline constexpr int64_t kLogFileBytes = 256 << 20;       // per rank; then the log is rotated once
+
+}  // namespace hierad::limits

@@ -1,0 +1,56 @@
+// A checkpoint: a folder `checkpoints/step-NNNNNNNNN/` that is either whole or not there. It is written as a temporary
+// folder, every file fsynced, the manifest (sizes and SHA-256 of the others) last, then renamed and the parent synced.
+//   model.safetensors      parameters by FAIR's names, fp32
+//   optimizer.safetensors  exp_avg and exp_avg_sq as "<name>.exp_avg", "<name>.exp_avg_sq"
+//   state.json             step, updates, position, seed, job: no mode, no memory layout, no world size dependence
+//   manifest.json
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "base/plan/parameters.h"
+#include "hierad/v1/job.pb.h"
+#include "worker/data/dataset.h"
+#include "worker/step/step.h"
+
+namespace hierad {
+
+struct CheckpointContents {
+  TrainState state;
+  ChannelStatistics statistics;          // of the training set; applied to evaluation and probe
+  std::optional<double> eval_loss;
+  double best_eval_loss = 0;             // least so far; meaningful with has_best
+  bool has_best = false;
+};
+
+class CheckpointFolder {
+ public:
+  // `run_folder`/checkpoints, made if missing; left-over temporary folders are removed (rank 0 only opens it for writing).
+  static absl::StatusOr<CheckpointFolder> Open(const std::string& run_folder);
+
+  // Durable when it returns. Out of space: REASON_CHECKPOINT with folder, bytes needed and free; nothing else touched.
+  absl::StatusOr<v1::CheckpointInfo> Write(const CheckpointContents& contents, const ParameterTable& table,
+                                           const v1::JobSpec& spec);
+  // Keeps the newest `keep_last` and, if asked, the best; removes others, oldest first, only after a new one is durable.
+  absl::Status Retain(const v1::CheckpointSpec& spec);
+  // Complete ones, newest first; manifest read, contents not verified.
+  absl::StatusOr<std::vector<v1::CheckpointInfo>> List() const;
+
+ private:
+  std::string folder_;
+};
+
+// Verifies every hash, then reads; DataLoss (REASON_CHECKPOINT) names the file and what is wrong.
+absl::StatusOr<CheckpointContents> ReadCheckpoint(const std::string& path, const ParameterTable& table);
+
+// The newest one that verifies. Damaged ones are marked (file DAMAGED inside) and named in `damaged`; they are not tried
+// again. None there: NotFound. All damaged: REASON_CHECKPOINT.
+absl::StatusOr<CheckpointContents> ReadNewest(const std::string& run_folder, const ParameterTable& table,
+                                              std::vector<std::string>* damaged);
+
+}  // namespace hierad

@@ -1,0 +1,49 @@
+// A set of samples on disk, behind one small interface; a reader per format. Thread-safe after opening.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "base/plan/geometry.h"
+#include "hierad/v1/job.pb.h"
+
+namespace hierad {
+
+// Which version of a sample is read: augmentation draws are functions of (seed, epoch, visit) and nothing else.
+struct Visit {
+  uint64_t sample = 0;     // index in the dataset
+  uint64_t id = 0;         // sample + repetition * count: the key of the draws of this visit
+  uint64_t seed = 0;
+  uint32_t epoch = 0;
+  bool augment = true;     // false: the deterministic form (evaluation, probe): centre crop, no flip
+};
+
+class Dataset {
+ public:
+  virtual ~Dataset() = default;
+  virtual int64_t count() const = 0;
+  virtual int64_t num_classes() const = 0;                 // 0: no labels
+  virtual std::string class_name(int64_t label) const = 0;
+  virtual int64_t label(uint64_t sample) const = 0;        // -1: none
+  // Writes one prepared sample (pooled, padded, cropped, normalised) as [in_chans, input_size...], row-major fp32.
+  // Non-finite values and unreadable files are REASON_DATA_ERROR naming the file and the sample.
+  virtual absl::Status Read(const Visit& visit, float* x_CS) const = 0;
+  virtual std::string Describe() const = 0;                // one line for the log
+};
+
+// Statistics that belong to the training set and are applied to others (evaluation, probe's TEST).
+struct ChannelStatistics {
+  std::vector<double> mean, std;   // per channel; empty: not used by this source
+};
+
+// Opens `path` as `data` says, for a model of geometry `geometry`. `statistics`: in, those of the training set when not
+// empty; out (empty in), those computed here. A channel count or length that does not match is REASON_USER_ERROR with
+// both numbers; a damaged file REASON_DATA_ERROR with file and line or offset.
+absl::StatusOr<std::unique_ptr<Dataset>> OpenDataset(const v1::DataSpec& data, const std::string& path,
+                                                     const Geometry& geometry, ChannelStatistics* statistics);
+
+}  // namespace hierad

@@ -1,0 +1,76 @@
+// One training step of one rank: masks, forward, backward, all-reduce, clipping, AdamW. The header is free of torch;
+// the modes (eager, optimized, graph_safe) live behind it and share parameters, parameter table and geometry, so a run
+// begun in one mode continues in another.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/types/span.h"
+#include "base/plan/geometry.h"
+#include "base/plan/parameters.h"
+#include "hierad/v1/job.pb.h"
+#include "worker/comm/communicator.h"
+#include "worker/data/loader.h"
+
+namespace hierad {
+
+// What training has made, in no mode's layout: flat fp32 host buffers over the parameter table's offsets.
+struct TrainState {
+  int64_t step = 0;              // optimizer steps done (skipped ones count)
+  int64_t updates = 0;           // AdamW's t: updates made (skipped ones do not count)
+  int64_t nan_steps_in_row = 0;
+  std::vector<float> parameters, exp_avg, exp_avg_sq;   // flat_size each
+};
+
+// Raised by any rank, seen by all at the same step: they ride in the gradients' all-reduce.
+struct StepSignals {
+  bool stop = false;         // end after this step (pause, cancel, SIGTERM)
+  bool checkpoint = false;   // checkpoint after this step
+};
+
+struct StepResult {
+  double loss = 0;           // global mean over real masked elements (classify: samples)
+  double grad_norm = 0;      // global, before clipping
+  bool skipped = false;      // non-finite loss or gradient: no update
+  StepSignals signals;       // OR over the ranks
+};
+
+struct StepOptions {
+  v1::JobSpec spec;          // defaults filled in, mode and device resolved
+  bool cuda = false;         // device 0 of the process
+  int threads = 1;           // compute threads (CPU)
+};
+
+class Step {
+ public:
+  virtual ~Step() = default;
+
+  // Parameters from the seed (each parameter from its own Philox stream), moments zero.
+  virtual absl::Status Initialize() = 0;
+  virtual absl::Status Load(const TrainState& state) = 0;
+  virtual absl::StatusOr<TrainState> Save() = 0;
+
+  // One optimizer step over spec.step.accumulation micro-batches. `real_samples`: of the whole step over all ranks, the
+  // divisor of the loss. `lr`: of this step. Non-finite: no update, `skipped`.
+  virtual absl::StatusOr<StepResult> Run(absl::Span<const MicroBatch> micro_batches, int64_t real_samples, double lr,
+                                         StepSignals signals) = 0;
+  // Sum of the loss numerator over this micro-batch's real samples, and how many elements it covers; local to the rank.
+  // Masks from Draw::kEvalMask with epoch 0: the same at every evaluation. No drop path or dropout.
+  struct LossSum { double numerator = 0; double weight = 0; };
+  virtual absl::StatusOr<LossSum> Evaluate(const MicroBatch& batch) = 0;
+  // Mean over tokens of the encoder's last output (after its norm, nothing masked): [real, encoder_dim_out], row-major.
+  virtual absl::StatusOr<std::vector<float>> Features(const MicroBatch& batch) = 0;
+
+  virtual std::string Describe() const = 0;   // mode, device, precision, attention backend: one line for the log
+};
+
+// `communicator` outlives the step.
+absl::StatusOr<std::unique_ptr<Step>> MakeTorchStep(const StepOptions& options, const Geometry& geometry,
+                                                    const ParameterTable& table, Communicator* communicator);
+
+}  // namespace hierad
