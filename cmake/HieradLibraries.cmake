@@ -1,0 +1,87 @@
+# Every library from the distribution, under one name each:
+#   hierad::protobuf     messages only, no gRPC           hierad::rpc         gRPC client side, with Protobuf
+#   hierad::rpc_server   rpc plus reflection              hierad::prometheus  exposition over HTTP
+#   hierad::absl_status  Abseil: status, strings, time, containers, synchronization
+#   hierad::yaml  hierad::sqlite  hierad::cli11  hierad::spdlog  hierad::json  hierad::jpeg  hierad::png
+find_package(Threads REQUIRED)
+find_package(PkgConfig REQUIRED)
+find_package(Protobuf REQUIRED)  # Debian 12: module mode only
+find_package(absl CONFIG REQUIRED)
+find_package(gRPC CONFIG REQUIRED)
+find_package(prometheus-cpp CONFIG REQUIRED)
+find_package(yaml-cpp CONFIG REQUIRED)
+find_package(CLI11 CONFIG REQUIRED)
+find_package(spdlog CONFIG REQUIRED)
+find_package(nlohmann_json CONFIG REQUIRED)
+find_package(SQLite3 REQUIRED)
+find_package(PNG REQUIRED)
+pkg_check_modules(HIERAD_TURBOJPEG REQUIRED IMPORTED_TARGET libturbojpeg)
+
+foreach(name protobuf rpc rpc_server prometheus absl_status yaml sqlite cli11 spdlog json jpeg png)
+  add_library(hierad::${name} INTERFACE IMPORTED)
+endforeach()
+target_link_libraries(hierad::prometheus INTERFACE prometheus-cpp::pull)
+target_link_libraries(hierad::cli11 INTERFACE CLI11::CLI11)
+target_link_libraries(hierad::json INTERFACE nlohmann_json::nlohmann_json)
+
+# hierad_static_libraries(TARGET MODULE...): links the static archives of the pkg-config modules' whole closure, in
+# order; what has no archive (libdl and the like) is left to the linker's defaults.
+function(hierad_static_libraries target)
+  string(MAKE_C_IDENTIFIER "HIERAD_PC_${target}" prefix)
+  pkg_check_modules(${prefix} REQUIRED QUIET ${ARGN})
+  set(names ${${prefix}_STATIC_LIBRARIES})
+  list(REMOVE_DUPLICATES names)
+  set(archives)
+  foreach(name ${names})
+    if(NOT name MATCHES "^(dl|rt|pthread|m)$")
+      find_library(HIERAD_ARCHIVE_${name} lib${name}.a)
+      mark_as_advanced(HIERAD_ARCHIVE_${name})
+      if(HIERAD_ARCHIVE_${name})
+        list(APPEND archives ${HIERAD_ARCHIVE_${name}})
+      endif()
+    endif()
+  endforeach()
+  target_link_libraries(${target} INTERFACE
+    -Wl,--start-group ${archives} -Wl,--end-group Threads::Threads ${CMAKE_DL_LIBS})
+  target_link_options(${target} INTERFACE LINKER:--exclude-libs,ALL LINKER:--gc-sections)
+endfunction()
+
+set(_absl status statusor strings str_format time cord flat_hash_map flat_hash_set synchronization span random_random)
+if(HIERAD_STATIC_DEPS)
+  hierad_static_libraries(hierad::rpc grpc++ protobuf)
+  hierad_static_libraries(hierad::protobuf protobuf)
+  list(TRANSFORM _absl PREPEND absl_ OUTPUT_VARIABLE _absl_modules)
+  hierad_static_libraries(hierad::absl_status ${_absl_modules})
+  find_library(HIERAD_ARCHIVE_reflection libgrpc++_reflection.a REQUIRED)
+  find_library(HIERAD_ARCHIVE_yaml libyaml-cpp.a REQUIRED)
+  find_library(HIERAD_ARCHIVE_sqlite libsqlite3.a REQUIRED)
+  find_library(HIERAD_ARCHIVE_turbojpeg libturbojpeg.a REQUIRED)
+  find_library(HIERAD_ARCHIVE_png libpng.a NAMES libpng16.a REQUIRED)
+  find_library(HIERAD_ARCHIVE_z libz.a REQUIRED)
+  # The reflection service registers itself from a static initialiser: the whole archive, or nothing, is linked.
+  target_link_libraries(hierad::rpc_server INTERFACE
+    -Wl,--whole-archive ${HIERAD_ARCHIVE_reflection} -Wl,--no-whole-archive hierad::rpc)
+  target_link_libraries(hierad::yaml INTERFACE ${HIERAD_ARCHIVE_yaml})
+  target_link_libraries(hierad::sqlite INTERFACE ${HIERAD_ARCHIVE_sqlite} Threads::Threads ${CMAKE_DL_LIBS} m)
+  target_link_libraries(hierad::jpeg INTERFACE ${HIERAD_ARCHIVE_turbojpeg})
+  target_link_libraries(hierad::png INTERFACE ${HIERAD_ARCHIVE_png} ${HIERAD_ARCHIVE_z} m)
+  target_link_libraries(hierad::spdlog INTERFACE spdlog::spdlog_header_only)
+else()
+  list(TRANSFORM _absl PREPEND absl:: OUTPUT_VARIABLE _absl_targets)
+  target_link_libraries(hierad::absl_status INTERFACE ${_absl_targets})
+  target_link_libraries(hierad::protobuf INTERFACE protobuf::libprotobuf)
+  target_link_libraries(hierad::rpc INTERFACE gRPC::grpc++ hierad::protobuf)
+  target_link_libraries(hierad::rpc_server INTERFACE
+    -Wl,--no-as-needed gRPC::grpc++_reflection -Wl,--as-needed hierad::rpc)
+  target_link_libraries(hierad::yaml INTERFACE yaml-cpp)
+  target_link_libraries(hierad::sqlite INTERFACE SQLite::SQLite3)
+  target_link_libraries(hierad::jpeg INTERFACE PkgConfig::HIERAD_TURBOJPEG)
+  target_link_libraries(hierad::png INTERFACE PNG::PNG)
+  target_link_libraries(hierad::spdlog INTERFACE spdlog::spdlog)
+endif()
+
+if(HIERAD_TESTS)
+  find_package(GTest REQUIRED)
+  find_package(benchmark QUIET)
+  enable_testing()
+endif()
