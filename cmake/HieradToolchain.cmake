@@ -7,8 +7,6 @@ set(CMAKE_RUNTIME_OUTPUT_DIRECTORY ${CMAKE_BINARY_DIR}/bin)
 if(NOT CMAKE_BUILD_TYPE)
   set(CMAKE_BUILD_TYPE Release CACHE STRING "" FORCE)
 endif()
-set(CMAKE_CXX_FLAGS_RELEASE "-O2" CACHE STRING "")
-set(CMAKE_CUDA_FLAGS_RELEASE "-O2" CACHE STRING "")
 
 # No -fPIC anywhere: everything is linked into executables, and one set of flags lets all targets share a
 # precompiled header.
@@ -71,6 +69,12 @@ if(HIERAD_CUDA)
     set(CMAKE_CUDA_COMPILER ${CUDAToolkit_NVCC_EXECUTABLE})
   endif()
   enable_language(CUDA)
-  string(APPEND CMAKE_CUDA_FLAGS " -std=c++20")  # CMake 3.25 knows no CUDA_STANDARD 20 of nvcc
+  if(NOT CMAKE_CUDA20_STANDARD_COMPILE_OPTION)  # CMake 3.25 does not know that nvcc has it
+    set(CMAKE_CUDA20_STANDARD_COMPILE_OPTION "-std=c++20")
+    set(CMAKE_CUDA20_EXTENSION_COMPILE_OPTION "-std=c++20")
+  endif()
+  set(CMAKE_CUDA_STANDARD 20)
+  set(CMAKE_CUDA_STANDARD_REQUIRED ON)
+  set(CMAKE_CUDA_EXTENSIONS OFF)
 endif()
 message(STATUS "hierad: worker ${HIERAD_WORKER}, CUDA ${HIERAD_CUDA}, sanitizers '${HIERAD_SANITIZE}', build ${CMAKE_BUILD_TYPE}")
