@@ -33,6 +33,7 @@ class Dataset {
   // Non-finite values and unreadable files are REASON_DATA_ERROR naming the file and the sample.
   virtual absl::Status Read(const Visit& visit, float* x_CS) const = 0;
   virtual std::string Describe() const = 0;                // one line for the log
+  virtual std::string SampleName(uint64_t sample) const = 0;   // "file, sample 7", printable: for messages
 };
 
 // Statistics that belong to the training set and are applied to others (evaluation, probe's TEST).

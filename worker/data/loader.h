@@ -2,7 +2,9 @@
 // at any world size and after any resume; a loader may start at any step without reading what lies before it.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <string>
 #include <vector>
@@ -38,24 +40,35 @@ struct MicroBatch {
   uint32_t epoch = 0;
 };
 
+// The batches of one rank, read ahead by threads. Position of (step s, micro-step m, rank r, row b) in its epoch's order:
+// step s takes [s * E, (s + 1) * E), of which (m, r) takes [(m * world_size + r) * B, ...); batches never cross epochs.
+// Memory: (accumulation + 1 + read-ahead) batches. Next is called by one thread; the other methods by any.
 class Loader {
  public:
   struct Options {
     v1::JobSpec spec;          // defaults filled in
     int rank = 0, world_size = 1;
     int64_t first_step = 0;    // 0-based optimizer step to start with
-    bool pinned = false;
     int threads = 1;
+    // One pass for evaluation and features: the dataset's own order, every sample once, not augmented, epoch 0, no
+    // accumulation. Every rank gets the same number of batches (some may hold no real row); then Next is OutOfRange.
+    bool one_pass = false;
+    // Where batches live; pinned memory is given from outside. Default: operator new, 64-byte aligned.
+    std::function<void*(size_t bytes)> allocate;
+    std::function<void(void* memory)> release;
   };
   virtual ~Loader() = default;
-  // The next micro-batch in order (accumulation micro-steps per optimizer step). Its memory stays valid until the call
-  // after the next. Blocks until read; `data_wait_s` grows by the time waited.
+  // The next micro-batch in order (accumulation micro-steps per optimizer step); OutOfRange after the last. Its memory
+  // stays valid for `accumulation` further calls: a whole step's batches can be held. Blocks until read.
+  // data.on_error fail: an unreadable sample is DATA_ERROR here, naming file and sample. skip: it is left out, so `real`
+  // falls and every other row is what it would have been; more than max_skipped distinct ones end the job.
   virtual absl::StatusOr<MicroBatch> Next() = 0;
-  virtual double data_wait_s() const = 0;          // total so far
-  virtual int64_t skipped_samples() const = 0;     // with data.on_error: skip
-  virtual std::string WaitingIn() const = 0;       // file being read while Next() waits; any thread may ask
+  virtual double data_wait_s() const = 0;          // total time that Next() waited
+  virtual int64_t skipped_samples() const = 0;     // distinct ones, of this rank, with data.on_error: skip
+  virtual std::string WaitingIn() const = 0;       // sample being read while Next() waits, else empty
 };
 
+// `dataset` is shared with the threads, which end with the loader.
 absl::StatusOr<std::unique_ptr<Loader>> MakeLoader(std::shared_ptr<const Dataset> dataset, const Loader::Options& options);
 
 }  // namespace hierad
