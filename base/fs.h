@@ -8,6 +8,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "base/text.h"   // Printable, for paths in messages
 
 namespace hierad {
 
@@ -43,7 +44,5 @@ absl::StatusOr<int64_t> FreeBytes(const std::string& path);
 bool Exists(const std::string& path);
 std::string JoinPath(std::string_view folder, std::string_view name);    // an absolute `name` stands alone
 std::string FolderOf(std::string_view path);
-// Bytes that are not printable UTF-8 as \xNN, quotes and backslashes escaped: for messages.
-std::string Printable(std::string_view text, size_t max_bytes = 512);
 
 }  // namespace hierad

@@ -21,4 +21,12 @@ inline constexpr int kQueuedJobs = 100000;
 inline constexpr int64_t kSafetensorsHeaderBytes = 100 << 20;   // the format's own limit
 inline constexpr int64_t kLogFileBytes = 256 << 20;       // per rank; then the log is rotated once
 
+inline constexpr int64_t kTsFileBytes = int64_t{2} << 30; // .ts text is held in memory; larger sets belong in .npy
+inline constexpr int64_t kNpyHeaderBytes = 1 << 20;       // far beyond any array of numbers
+inline constexpr int64_t kImageFileBytes = 256 << 20;     // one compressed image, read whole
+inline constexpr int64_t kImagePixels = 64 << 20;         // of one decoded image: 200 MB per reading thread
+inline constexpr int64_t kDecodedImageBytes = 256 << 20;  // decoded images kept per process: a small set is decoded once
+inline constexpr int64_t kImageFiles = 100'000'000;       // of one folder: their names are in memory
+inline constexpr int64_t kVisitsPerEpoch = 1 << 28;       // the order of an epoch is in memory: 2 GiB
+
 }  // namespace hierad::limits
