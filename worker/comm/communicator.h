@@ -30,14 +30,19 @@ class Communicator {
   virtual absl::Status Barrier() = 0;
   // Errors that arrive asynchronously (NCCL); OK on CPU.
   virtual absl::Status CheckAsync() { return absl::OkStatus(); }
+  // Like Broadcast for host memory, with NCCL too; returns when done.
+  virtual absl::Status BroadcastHost(void* data, int64_t bytes, int root) = 0;
   // What the rank is waiting in ("all_reduce of 540,123 floats, step 17"), empty when it is not. Any thread may ask.
   virtual std::string WaitingIn() const = 0;
+  // What the rank is at ("step 17"): for WaitingIn, and for the messages of ranks that wait for this one.
+  virtual void SetActivity(const std::string& activity) = 0;
 };
 
 struct CommunicatorOptions {
   int rank = 0;
   int size = 1;
-  std::chrono::milliseconds timeout{60'000};   // of one collective
+  std::chrono::milliseconds timeout{60'000};        // a peer that shows no sign of life for so long is lost; NCCL: of joining
+  std::chrono::milliseconds busy_timeout{600'000};  // a living peer that does not enter for so long; NCCL: of a host-side wait
   // Set by another thread to make a waiting collective return Cancelled.
   const std::atomic<bool>* abandon = nullptr;
 };
@@ -45,12 +50,18 @@ struct CommunicatorOptions {
 // One rank alone: every collective is the identity.
 std::unique_ptr<Communicator> MakeSelfCommunicator();
 
-// CPU. Rank 0 makes the segment (sized for `max_bytes` per collective) and its name is the blob; the segment's name is
-// removed from the system as soon as every rank has joined, so a crash leaves nothing behind.
+// CPU, all ranks on one machine under one user. Rank 0 makes a segment (chunks of at most 4 MiB: `max_bytes` is the
+// largest collective, larger ones only take more chunks); the blob says where its open descriptor is found. The segment
+// has no name in any file system, so a crash leaves nothing behind. Rank 0 joins in the process that made it.
+// Each rank holds a record lock on the segment, which the kernel drops when the process ends: that is how the others
+// see its death, whatever became of its pid.
 absl::StatusOr<std::string> MakeSharedMemoryRendezvous(const CommunicatorOptions& options, const std::string& unique_name,
                                                        int64_t max_bytes);
 absl::StatusOr<std::unique_ptr<Communicator>> JoinSharedMemory(const CommunicatorOptions& options,
                                                                const std::string& rendezvous);
+
+// GPUs that this process may use; 0 in builds without CUDA.
+int CudaDeviceCount();
 
 // GPU (in builds with CUDA; else FailedPrecondition). The current device is the rank's.
 absl::StatusOr<std::string> MakeNcclRendezvous();
