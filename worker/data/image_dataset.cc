@@ -1,0 +1,236 @@
+#include "worker/data/image_dataset.h"
+
+#include <dirent.h>
+#include <sys/stat.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cmath>
+#include <mutex>
+#include <unordered_map>
+#include <utility>
+
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+#include "base/fs.h"
+#include "base/limits.h"
+#include "base/status.h"
+
+namespace hierad {
+namespace {
+
+constexpr int kFolderDepth = 16;   // also ends a circle of links
+
+bool IsImageName(const std::string& name) {
+  return absl::EndsWithIgnoreCase(name, ".jpg") || absl::EndsWithIgnoreCase(name, ".jpeg") || absl::EndsWithIgnoreCase(name, ".png");
+}
+
+// Paths below the root and their classes, in the order of their bytes.
+struct Listing {
+  std::string names;                // one after the other: a million paths in one allocation
+  std::vector<uint64_t> begins;     // and the end of the last
+  std::vector<int32_t> labels;
+  int64_t other_files = 0;
+
+  int64_t count() const { return labels.size(); }
+  std::string Name(uint64_t sample) const { return names.substr(begins[sample], begins[sample + 1] - begins[sample]); }
+};
+
+class FolderWalk {
+ public:
+  FolderWalk(std::string root, Listing* listing) : root_(std::move(root)), listing_(listing) { listing_->begins.push_back(0); }
+
+  struct Entries {
+    std::vector<std::string> folders, images;   // names, sorted
+  };
+
+  // Entries of root/below that are not hidden.
+  absl::StatusOr<Entries> List(const std::string& below) const {
+    const std::string path = below.empty() ? root_ : absl::StrCat(root_, "/", below);
+    std::unique_ptr<DIR, int (*)(DIR*)> folder(opendir(path.c_str()), closedir);
+    if (!folder) return ErrnoStatus(errno, "cannot list", path);
+    Entries entries;
+    for (;;) {
+      errno = 0;
+      const dirent* entry = readdir(folder.get());
+      if (!entry) break;
+      const std::string name = entry->d_name;
+      if (name[0] == '.') continue;
+      unsigned char type = entry->d_type;
+      if (type == DT_LNK || type == DT_UNKNOWN) {
+        struct stat status;
+        if (stat(absl::StrCat(path, "/", name).c_str(), &status) == 0) type = S_ISDIR(status.st_mode) ? DT_DIR : S_ISREG(status.st_mode) ? DT_REG : DT_UNKNOWN;
+      }
+      if (type == DT_DIR) entries.folders.push_back(name);
+      else if (IsImageName(name)) entries.images.push_back(name);   // a broken link is found when it is read
+      else ++listing_->other_files;
+    }
+    if (errno != 0) return ErrnoStatus(errno, "cannot list", path);
+    std::sort(entries.folders.begin(), entries.folders.end());
+    std::sort(entries.images.begin(), entries.images.end());
+    return entries;
+  }
+
+  absl::Status AddAll(const std::string& below, int32_t label, int depth) {
+    if (depth > kFolderDepth) return ErrorOf(v1::REASON_USER_ERROR, absl::StrCat("data.path: ", Printable(absl::StrCat(root_, "/", below)), " is more than ", kFolderDepth, " folders deep (a circle of links?)"));
+    ASSIGN_OR_RETURN(const Entries entries, List(below));
+    RETURN_IF_ERROR(Add(below, entries.images, label));
+    for (const std::string& folder : entries.folders) RETURN_IF_ERROR(AddAll(absl::StrCat(below, "/", folder), label, depth + 1));
+    return absl::OkStatus();
+  }
+
+  absl::Status Add(const std::string& below, const std::vector<std::string>& images, int32_t label) {
+    for (const std::string& image : images) {
+      absl::StrAppend(&listing_->names, below, below.empty() ? "" : "/", image);
+      listing_->begins.push_back(listing_->names.size());
+      listing_->labels.push_back(label);
+    }
+    if (listing_->count() > limits::kImageFiles) return ErrorOf(v1::REASON_USER_ERROR, absl::StrCat("data.path ", Printable(root_), ": more than ", limits::kImageFiles, " images"));
+    return absl::OkStatus();
+  }
+
+ private:
+  const std::string root_;
+  Listing* const listing_;
+};
+
+class ImageFolder : public Dataset {
+ public:
+  ImageFolder(const v1::DataSpec& data, std::string root, const Geometry& geometry)
+      : data_(data), root_(std::move(root)), channels_(geometry.spec.in_chans()),
+        height_(static_cast<int>(geometry.input_size[0])), width_(static_cast<int>(geometry.input_size[1])) {
+    static constexpr double kMean[] = {0.485, 0.456, 0.406}, kStd[] = {0.229, 0.224, 0.225};   // ImageNet's
+    for (int c = 0; c < channels_; ++c) {
+      mean_.push_back(data.mean_size() ? data.mean(c) : channels_ == 3 ? kMean[c] : 0.5);
+      std_.push_back(data.std_size() ? data.std(c) : channels_ == 3 ? kStd[c] : 0.5);
+    }
+  }
+
+  absl::Status Scan() {
+    FolderWalk walk(root_, &listing_);
+    ASSIGN_OR_RETURN(const FolderWalk::Entries top, walk.List(""));
+    if (!top.folders.empty() && !top.images.empty())
+      return ErrorOf(v1::REASON_USER_ERROR, absl::StrCat("data.path ", Printable(root_), " holds both images (", Printable(top.images[0], 100), ") and folders (", Printable(top.folders[0], 100), "); put every image into its class's folder, or all of them into one"));
+    RETURN_IF_ERROR(walk.Add("", top.images, -1));
+    for (const std::string& folder : top.folders) {
+      RETURN_IF_ERROR(walk.AddAll(folder, static_cast<int32_t>(class_names_.size()), 1));
+      class_names_.push_back(folder);
+    }
+    if (listing_.count() == 0)
+      return ErrorOf(v1::REASON_DATA_ERROR, absl::StrCat("data.path ", Printable(root_), ": 0 images (.jpg, .jpeg, .png) among ", top.folders.size(), " folders and ", listing_.other_files, " other files; at least 1 is needed"));
+    return absl::OkStatus();
+  }
+
+  int64_t count() const override { return listing_.count(); }
+  int64_t num_classes() const override { return class_names_.size(); }
+  std::string class_name(int64_t label) const override { return class_names_[label]; }
+  int64_t label(uint64_t sample) const override { return listing_.labels[sample]; }
+  std::string SampleName(uint64_t sample) const override { return absl::StrCat(Printable(Path(sample)), " (sample ", sample, ")"); }
+  std::string Describe() const override {
+    return absl::StrCat("images: ", count(), " in ", class_names_.size(), " classes, to ", channels_, "x", height_, "x", width_, " (bicubic, antialiased)",
+                        listing_.other_files ? absl::StrCat(", ", listing_.other_files, " other files left alone") : "");
+  }
+
+  absl::Status Read(const Visit& visit, float* x_CS) const override {
+    ASSIGN_OR_RETURN(const std::shared_ptr<const Pixels> image, Decoded(visit.sample));
+    const Region region = visit.augment ? RandomRegion(data_, visit, image->height, image->width)
+                                        : CentreRegion(image->height, image->width, height_, width_);
+    const int64_t plane = int64_t{height_} * width_;
+    std::vector<float> resized(plane * image->channels);
+    ResizeRegion(*image, region, height_, width_, resized.data());
+    const bool flip = visit.augment && RandomStream{visit.seed, Draw::kFlip, visit.epoch, visit.id}.Uniform(0) < data_.flip();
+    for (int c = 0; c < channels_; ++c) {
+      const float* red = resized.data() + (image->channels == 1 || channels_ == 1 ? 0 : c * plane);
+      const bool to_gray = channels_ == 1 && image->channels == 3;
+      const float scale = static_cast<float>(1 / (255 * std_[c])), shift = static_cast<float>(mean_[c] / std_[c]);
+      for (int y = 0; y < height_; ++y) {
+        for (int x = 0; x < width_; ++x) {
+          const int64_t at = int64_t{y} * width_ + (flip ? width_ - 1 - x : x);
+          // ITU-R 601-2 luma.
+          const float value = to_gray ? 0.299f * red[at] + 0.587f * red[plane + at] + 0.114f * red[2 * plane + at] : red[at];
+          x_CS[c * plane + int64_t{y} * width_ + x] = value * scale - shift;
+        }
+      }
+    }
+    return absl::OkStatus();
+  }
+
+ private:
+  std::string Path(uint64_t sample) const { return absl::StrCat(root_, "/", listing_.Name(sample)); }
+
+  // The first images that fit in kDecodedImageBytes stay decoded: a small set is decoded once, a large one each time.
+  absl::StatusOr<std::shared_ptr<const Pixels>> Decoded(uint64_t sample) const {
+    {
+      const std::lock_guard<std::mutex> lock(mutex_);
+      const auto known = decoded_.find(sample);
+      if (known != decoded_.end()) return known->second;
+    }
+    const absl::StatusOr<std::string> file = ReadFile(Path(sample), limits::kImageFileBytes);
+    if (!file.ok()) return ErrorOf(v1::REASON_DATA_ERROR, absl::StrCat(SampleName(sample), ": ", file.status().message()));
+    absl::StatusOr<Pixels> pixels = DecodeImage(*file);
+    if (!pixels.ok()) return Annotate(pixels.status(), SampleName(sample));
+    const int64_t bytes = pixels->values_HWC.size();
+    auto image = std::make_shared<const Pixels>(*std::move(pixels));
+    const std::lock_guard<std::mutex> lock(mutex_);
+    if (decoded_bytes_ + bytes <= limits::kDecodedImageBytes && decoded_.emplace(sample, image).second) decoded_bytes_ += bytes;
+    return image;
+  }
+
+  const v1::DataSpec data_;
+  const std::string root_;
+  const int channels_, height_, width_;
+  std::vector<double> mean_, std_;
+  std::vector<std::string> class_names_;
+  Listing listing_;
+  mutable std::mutex mutex_;
+  mutable std::unordered_map<uint64_t, std::shared_ptr<const Pixels>> decoded_;
+  mutable int64_t decoded_bytes_ = 0;
+};
+
+Region Centred(int height, int width, int region_height, int region_width) {
+  region_height = std::clamp(region_height, 1, height);
+  region_width = std::clamp(region_width, 1, width);
+  return {(height - region_height) / 2, (width - region_width) / 2, region_height, region_width};
+}
+
+}  // namespace
+
+Region RandomRegion(const v1::DataSpec& data, const Visit& visit, int height, int width) {
+  const bool scaled = data.crop_scale_size() == 2, shaped = data.crop_ratio_size() == 2;
+  const double least_area = scaled ? data.crop_scale(0) : 0.2, most_area = scaled ? data.crop_scale(1) : 1;
+  const double least_ratio = shaped ? data.crop_ratio(0) : 3.0 / 4, most_ratio = shaped ? data.crop_ratio(1) : 4.0 / 3;
+  const RandomStream draws{visit.seed, Draw::kCrop, visit.epoch, visit.id};
+  for (int attempt = 0; attempt < 10; ++attempt) {
+    const auto draw = [&](int i) { return double{draws.Uniform(attempt * 4 + i)}; };
+    const double area = double(height) * width * (least_area + (most_area - least_area) * draw(0));
+    const double ratio = std::exp(std::log(least_ratio) + (std::log(most_ratio) - std::log(least_ratio)) * draw(1));
+    const double w = std::round(std::sqrt(area * ratio)), h = std::round(std::sqrt(area / ratio));
+    if (w < 1 || h < 1 || w > width || h > height) continue;
+    return {static_cast<int>((height - h + 1) * draw(2)), static_cast<int>((width - w + 1) * draw(3)), static_cast<int>(h), static_cast<int>(w)};
+  }
+  const double ratio = double(width) / height;
+  if (ratio < least_ratio) return Centred(height, width, static_cast<int>(std::round(width / least_ratio)), width);
+  if (ratio > most_ratio) return Centred(height, width, height, static_cast<int>(std::round(height * most_ratio)));
+  return {0, 0, height, width};
+}
+
+Region CentreRegion(int height, int width, int out_height, int out_width) {
+  const double scale = 0.875 * std::min(double(height) / out_height, double(width) / out_width);
+  return Centred(height, width, static_cast<int>(std::round(out_height * scale)), static_cast<int>(std::round(out_width * scale)));
+}
+
+absl::StatusOr<std::unique_ptr<Dataset>> OpenImageFolder(const v1::DataSpec& data, const std::string& path, const Geometry& geometry) {
+  const int in_chans = geometry.spec.in_chans();
+  if (geometry.dims != 2)
+    return ErrorOf(v1::REASON_USER_ERROR, absl::StrCat("data.source images needs model.input_size [H, W], it has ", geometry.dims, geometry.dims == 1 ? " axis" : " axes"));
+  if (in_chans != 1 && in_chans != 3)
+    return ErrorOf(v1::REASON_USER_ERROR, absl::StrCat("data.source images needs model.in_chans 1 or 3, it is ", in_chans));
+  for (const auto& [key, size] : {std::pair{"data.mean", data.mean_size()}, std::pair{"data.std", data.std_size()}})
+    if (size != 0 && size != in_chans)
+      return ErrorOf(v1::REASON_USER_ERROR, absl::StrCat(key, " has ", size, " values, model.in_chans is ", in_chans));
+  auto dataset = std::make_unique<ImageFolder>(data, path, geometry);
+  RETURN_IF_ERROR(dataset->Scan());
+  return dataset;
+}
+
+}  // namespace hierad

@@ -1,0 +1,156 @@
+#include "worker/data/npy_file.h"
+
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <bit>
+#include <cerrno>
+#include <cstring>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "base/limits.h"
+#include "base/status.h"
+
+namespace hierad {
+namespace {
+
+float HalfToFloat(uint16_t half) {
+  const uint32_t sign = uint32_t{half & 0x8000u} << 16;
+  uint32_t exponent = (half >> 10) & 0x1Fu, mantissa = half & 0x3FFu;
+  if (exponent == 0x1F) return std::bit_cast<float>(sign | 0x7F800000u | mantissa << 13);
+  if (exponent == 0) {   // zero and subnormals: mantissa * 2^-24, exact in fp32
+    const float value = static_cast<float>(mantissa) * 0x1p-24f;
+    return sign ? -value : value;
+  }
+  return std::bit_cast<float>(sign | (exponent + 112) << 23 | mantissa << 13);
+}
+
+template <typename Word>
+Word Load(const uint8_t* bytes, bool swap) {
+  Word word;
+  std::memcpy(&word, bytes, sizeof word);
+  if constexpr (sizeof(Word) == 2) return swap ? __builtin_bswap16(word) : word;
+  if constexpr (sizeof(Word) == 4) return swap ? __builtin_bswap32(word) : word;
+  if constexpr (sizeof(Word) == 8) return swap ? __builtin_bswap64(word) : word;
+  return word;
+}
+
+// `count` elements, `stride` bytes apart.
+template <typename Convert>
+void ConvertRun(const uint8_t* bytes, int64_t stride, int64_t count, float* out, Convert convert) {
+  for (int64_t i = 0; i < count; ++i) out[i] = convert(bytes + i * stride);
+}
+
+void ConvertElements(const NpyHeader& header, const uint8_t* bytes, int64_t stride, int64_t count, float* out) {
+  const bool swap = header.swap;
+  switch (header.type) {
+    case NpyType::kBool: return ConvertRun(bytes, stride, count, out, [](const uint8_t* p) { return *p ? 1.0f : 0.0f; });
+    case NpyType::kU8: return ConvertRun(bytes, stride, count, out, [](const uint8_t* p) { return float(*p); });
+    case NpyType::kI8: return ConvertRun(bytes, stride, count, out, [](const uint8_t* p) { return float(int8_t(*p)); });
+    case NpyType::kI16: return ConvertRun(bytes, stride, count, out, [swap](const uint8_t* p) { return float(int16_t(Load<uint16_t>(p, swap))); });
+    case NpyType::kI32: return ConvertRun(bytes, stride, count, out, [swap](const uint8_t* p) { return float(int32_t(Load<uint32_t>(p, swap))); });
+    case NpyType::kI64: return ConvertRun(bytes, stride, count, out, [swap](const uint8_t* p) { return float(int64_t(Load<uint64_t>(p, swap))); });
+    case NpyType::kF16: return ConvertRun(bytes, stride, count, out, [swap](const uint8_t* p) { return HalfToFloat(Load<uint16_t>(p, swap)); });
+    case NpyType::kF32: return ConvertRun(bytes, stride, count, out, [swap](const uint8_t* p) { return std::bit_cast<float>(Load<uint32_t>(p, swap)); });
+    case NpyType::kF64: return ConvertRun(bytes, stride, count, out, [swap](const uint8_t* p) { return float(std::bit_cast<double>(Load<uint64_t>(p, swap))); });
+  }
+}
+
+}  // namespace
+
+NpyFile::NpyFile(NpyFile&& other) noexcept
+    : path_(std::move(other.path_)), header_(std::move(other.header_)), fd_(std::move(other.fd_)),
+      mapping_(std::exchange(other.mapping_, nullptr)), mapping_bytes_(other.mapping_bytes_) {}
+
+NpyFile::~NpyFile() {
+  if (mapping_) munmap(const_cast<uint8_t*>(mapping_), mapping_bytes_);
+}
+
+absl::StatusOr<NpyFile> NpyFile::Open(const std::string& path) {
+  NpyFile file;
+  file.path_ = path;
+  UniqueFd fd(open(path.c_str(), O_RDONLY | O_CLOEXEC));
+  if (!fd) return ErrnoStatus(errno, "cannot open", path);
+  struct stat status;
+  if (fstat(fd.get(), &status) != 0) return ErrnoStatus(errno, "cannot stat", path);
+  if (!S_ISREG(status.st_mode)) return ErrorOf(v1::REASON_DATA_ERROR, absl::StrCat(Printable(path), " is not a regular file"));
+  file.fd_ = std::move(fd);
+  std::string begin(std::min<int64_t>(status.st_size, limits::kNpyHeaderBytes + 12), '\0');
+  RETURN_IF_ERROR(file.ReadBytes(0, begin.size(), begin.data()));
+  ASSIGN_OR_RETURN(file.header_, ParseNpyHeader(begin, status.st_size, path));
+  if (file.header_.fortran && file.header_.elements > 0) {
+    void* mapping = mmap(nullptr, status.st_size, PROT_READ, MAP_SHARED, file.fd_.get(), 0);
+    if (mapping == MAP_FAILED) return ErrnoStatus(errno, "cannot map (Fortran order; C order needs no mapping)", path);
+    file.mapping_ = static_cast<const uint8_t*>(mapping);
+    file.mapping_bytes_ = status.st_size;
+  }
+  return file;
+}
+
+absl::Status NpyFile::ReadBytes(int64_t offset, int64_t size, void* out) const {
+  auto* bytes = static_cast<uint8_t*>(out);
+  while (size > 0) {
+    const ssize_t got = pread(fd_.get(), bytes, size, offset);
+    if (got < 0 && errno == EINTR) continue;
+    if (got < 0) return ErrorOf(v1::REASON_DATA_ERROR, absl::StrCat("cannot read ", Printable(path_), " at byte ", offset, ": ", std::strerror(errno)));
+    if (got == 0) return ErrorOf(v1::REASON_DATA_ERROR, absl::StrCat(Printable(path_), " ends at byte ", offset, ", ", size, " more were expected: it was cut while in use"));
+    bytes += got;
+    offset += got;
+    size -= got;
+  }
+  return absl::OkStatus();
+}
+
+absl::Status NpyFile::ReadRow(int64_t index, float* out) const {
+  const int64_t rows = header_.shape[0], row = header_.elements / rows;
+  if (!header_.fortran) {
+    const int64_t bytes = row * header_.item_bytes, offset = header_.data_offset + index * bytes;
+    if (header_.type == NpyType::kF32 && !header_.swap) return ReadBytes(offset, bytes, out);
+    std::vector<uint8_t> raw(bytes);
+    RETURN_IF_ERROR(ReadBytes(offset, bytes, raw.data()));
+    ConvertElements(header_, raw.data(), header_.item_bytes, row, out);
+    return absl::OkStatus();
+  }
+  // Element (index, i1, .., ik) lies at index + rows * (i1 + shape1 * (i2 + ..)); the innermost axis is one strided run.
+  const int axes = static_cast<int>(header_.shape.size());
+  const int64_t inner = axes > 1 ? header_.shape.back() : 1;
+  const int64_t inner_stride = axes > 1 ? header_.elements / inner : 0;
+  std::vector<int64_t> at(axes, 0);
+  for (int64_t done = 0; done < row; done += inner) {
+    int64_t element = index, stride = rows;
+    for (int a = 1; a + 1 < axes; ++a) {
+      element += at[a] * stride;
+      stride *= header_.shape[a];
+    }
+    ConvertElements(header_, mapping_ + header_.data_offset + element * header_.item_bytes, inner_stride * header_.item_bytes, inner, out + done);
+    for (int a = axes - 2; a >= 1; --a) {
+      if (++at[a] < header_.shape[a]) break;
+      at[a] = 0;
+    }
+  }
+  return absl::OkStatus();
+}
+
+absl::StatusOr<std::vector<int64_t>> NpyFile::ReadIntegers() const {
+  const NpyType type = header_.type;
+  if (type == NpyType::kF16 || type == NpyType::kF32 || type == NpyType::kF64)
+    return ErrorOf(v1::REASON_DATA_ERROR, absl::StrCat(Printable(path_), ": labels of type '", header_.descr, "'; whole numbers are needed (|u1, |i1, i2, i4, i8)"));
+  std::vector<uint8_t> raw(header_.elements * header_.item_bytes);
+  RETURN_IF_ERROR(ReadBytes(header_.data_offset, raw.size(), raw.data()));
+  std::vector<int64_t> values(header_.elements);
+  for (int64_t i = 0; i < header_.elements; ++i) {
+    const uint8_t* p = raw.data() + i * header_.item_bytes;
+    if (type == NpyType::kI64) values[i] = static_cast<int64_t>(Load<uint64_t>(p, header_.swap));
+    else if (type == NpyType::kI32) values[i] = static_cast<int32_t>(Load<uint32_t>(p, header_.swap));
+    else if (type == NpyType::kI16) values[i] = static_cast<int16_t>(Load<uint16_t>(p, header_.swap));
+    else if (type == NpyType::kI8) values[i] = static_cast<int8_t>(*p);
+    else values[i] = *p;
+  }
+  return values;
+}
+
+}  // namespace hierad

@@ -1,0 +1,59 @@
+// NumPy's .npy format, versions 1 to 3: a header in Python's literal syntax, then the elements. No pickle is ever read.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "base/fs.h"
+
+namespace hierad {
+
+enum class NpyType { kBool, kU8, kI8, kI16, kI32, kI64, kF16, kF32, kF64 };
+
+struct NpyHeader {
+  NpyType type = NpyType::kF32;
+  int64_t item_bytes = 4;
+  bool swap = false;             // elements are in the other byte order
+  bool fortran = false;          // first axis fastest
+  std::vector<int64_t> shape;
+  int64_t elements = 0;          // product of shape
+  int64_t data_offset = 0;       // bytes
+  std::string descr;             // as written: "<f4"
+};
+
+// `file`: the file's beginning (its header at least), `file_bytes`: its whole size, `path`: for messages.
+// Refuses, as DATA_ERROR, what is not numbers (naming the type found and those accepted), sizes that overflow and files
+// shorter than their shape.
+absl::StatusOr<NpyHeader> ParseNpyHeader(std::string_view file, int64_t file_bytes, const std::string& path);
+
+// An open array. Elements in C order are read with pread, so that memory stays flat whatever the file's size and a file
+// that shrinks is an error; one in Fortran order is mapped, since one sample lies all over it. Thread-safe.
+class NpyFile {
+ public:
+  static absl::StatusOr<NpyFile> Open(const std::string& path);
+  NpyFile(NpyFile&&) noexcept;
+  ~NpyFile();
+
+  const NpyHeader& header() const { return header_; }
+  const std::string& path() const { return path_; }
+  // Row `index` of the first axis, its other axes in row-major order, as fp32.
+  absl::Status ReadRow(int64_t index, float* out) const;
+  // The whole of an array of whole numbers; refuses other types.
+  absl::StatusOr<std::vector<int64_t>> ReadIntegers() const;
+
+ private:
+  NpyFile() = default;
+  absl::Status ReadBytes(int64_t offset, int64_t size, void* out) const;
+
+  std::string path_;
+  NpyHeader header_;
+  UniqueFd fd_;
+  const uint8_t* mapping_ = nullptr;   // Fortran order: the whole file
+  int64_t mapping_bytes_ = 0;
+};
+
+}  // namespace hierad

@@ -1,0 +1,20 @@
+// Preparation of signals: mean of every N points, normalisation, padding at the end, in this order.
+#pragma once
+
+#include <memory>
+
+#include "absl/status/statusor.h"
+#include "base/plan/geometry.h"
+#include "hierad/v1/job.pb.h"
+#include "worker/data/dataset.h"
+#include "worker/data/signal_source.h"
+
+namespace hierad {
+
+// A time series for a 2-D or 3-D model is reshaped row-major after preparation. With normalize channel and empty
+// `statistics`, one pass over the data computes them.
+absl::StatusOr<std::unique_ptr<Dataset>> MakeSignalDataset(std::unique_ptr<SignalSource> source, const v1::DataSpec& data,
+                                                           const std::string& path, const Geometry& geometry,
+                                                           ChannelStatistics* statistics);
+
+}  // namespace hierad

@@ -1,0 +1,37 @@
+// Raw signals as their file holds them: channels of equal length, before pooling, padding and normalisation.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+
+namespace hierad {
+
+// Thread-safe after opening.
+class SignalSource {
+ public:
+  virtual ~SignalSource() = default;
+  virtual int64_t count() const = 0;
+  virtual int64_t channels() const = 0;
+  virtual const std::vector<int64_t>& axes() const = 0;    // of one channel; one entry for a time series
+  virtual int64_t num_classes() const = 0;                 // 0: no labels
+  virtual std::string class_name(int64_t label) const = 0;
+  virtual int64_t label(uint64_t sample) const = 0;        // -1: none
+  // One sample, row-major [channels, axes...]. Values may be non-finite: the caller looks.
+  virtual absl::Status Read(uint64_t sample, float* x_CT) const = 0;
+  virtual std::string SampleName(uint64_t sample) const = 0;
+  virtual std::string Describe() const = 0;                // "npy <f4 C", "ts"
+};
+
+// UEA/UCR .ts text. All of it is held in memory as fp32.
+absl::StatusOr<std::unique_ptr<SignalSource>> OpenTs(const std::string& path);
+
+// A NumPy array [N, C, axes...], or [N, axes...] where the model takes one channel; `dims`: axes of the model's input.
+// Labels, if a file <stem>_labels.npy stands beside it.
+absl::StatusOr<std::unique_ptr<SignalSource>> OpenNpy(const std::string& path, int dims, int64_t in_chans);
+
+}  // namespace hierad
