@@ -74,7 +74,8 @@ function(hierad_test_properties name)
   set(environment HIERAD_SOURCE_DIR=${PROJECT_SOURCE_DIR} HIERAD_BIN_DIR=${CMAKE_RUNTIME_OUTPUT_DIRECTORY}
     HIERAD_DEPS=${HIERAD_DEPS} HIERAD_PYTHON=${HIERAD_DEPS}/venv/bin/python)
   if(HIERAD_SANITIZE MATCHES thread)
-    list(APPEND environment TSAN_OPTIONS=suppressions=${PROJECT_SOURCE_DIR}/cmake/tsan.supp:halt_on_error=1)
+    list(APPEND environment
+      TSAN_OPTIONS=ignore_noninstrumented_modules=1:suppressions=${PROJECT_SOURCE_DIR}/cmake/tsan.supp:halt_on_error=1)
   endif()
   set_tests_properties(${name} PROPERTIES TIMEOUT ${A_TIMEOUT} LABELS "${A_LABELS}" ENVIRONMENT "${environment}")
 endfunction()
