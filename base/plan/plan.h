@@ -23,13 +23,13 @@ int64_t SizeOf(DType dtype);
 
 // Each arena is one allocation whose address never changes during a run.
 enum class Arena : uint8_t {
-  kMaster,        // parameters, at the parameter table's offsets
-  kCompute,       // their copy in T (only where T differs from the master's type)
-  kGradients,     // flat, in the order backward finishes them; a bucket is a slice
-  kMoments,       // exp_avg, then exp_avg_sq
+  kMaster,        // parameters at Plan::parameter_offset: the order in which backward finishes their gradients
+  kCompute,       // their copy in T (only where T differs from the master's type), same order
+  kGradients,     // same order, so that a bucket of the all-reduce is a slice that is ready early
+  kMoments,       // exp_avg, then exp_avg_sq, same order
   kActivations,   // lifetimes packed
   kStaging,       // two input slots filled by the copy stream, and the step's scalars
-  kPersistent,    // what outlives a step: update counter, NaN counter, metric record
+  kPersistent,    // what outlives a step: index tables, decay flags, update counter, metric record
 };
 inline constexpr int kNumArenas = 7;
 inline constexpr int64_t kArenaAlign = 256;   // bytes
@@ -52,18 +52,23 @@ struct TensorSpec {
 
 // --- Operations. Every field named like a tensor is a TensorId. --------------------------------------------------
 
-// x_BCS = source * scale[c] + shift[c]; rows at and beyond `real` become zero.
-struct ConvertInput { TensorId source, x; int64_t batch, channels, samples; std::vector<float> scale, shift; };
+// From the staging slot that StepScalars names into static places: x_BCS = source * scale[c] + shift[c] (rows at and
+// beyond `real` become zero), visit ids, labels. source, source_ids, source_labels: [2 slots, B, ...].
+struct ConvertInput {
+  TensorId scalars, source, source_ids, source_labels, scale, shift, x, visit_ids, labels;
+  int64_t batch, channels, samples;
+};
 // Keeps the `kept` mask units with the least (word, index); Draw::kMask of (seed, epoch, visit id). keep_idx ascending.
-struct DrawMask { TensorId visit_ids, keep_mask, keep_idx; int64_t batch, mask_units, kept; };
+struct DrawMask { TensorId scalars, visit_ids, keep_mask, keep_idx; int64_t batch, mask_units, kept; };
 // Rows of the patch convolution for kept tokens only, unrolled order, removed neighbours read as zero:
-// rows[(b * Nk + t * K + j), (c, kernel...)]. Without a mask (classify): keep_idx and keep_mask are kNone, all units kept.
-struct PatchGather { TensorId x, keep_mask, keep_idx, rows; int64_t batch; };
+// rows[b, t * K + j, (c, kernel...)]. Without a mask (classify): keep_idx and keep_mask are kNone, all units kept.
+// unroll_order: Geometry::UnrollOrder(), the row-major place of token t * num_mask_units + unit.
+struct PatchGather { TensorId x, keep_mask, keep_idx, unroll_order, rows; int64_t batch; };
 // c[m, n] = op(a) op(b) (+ bias[n]) (+ c). a: [m, k] or, transposed, [k, m]; b: [k, n] or, transposed, [n, k]; row-major.
 // c's type is its tensor's; products accumulate in fp32 (fp64 for fp64).
 struct Gemm { TensorId a, b, c, bias; int64_t m, n, k; bool trans_a, trans_b, accumulate; };
 // x[b, n] = y[b, n] + position of token n. Separate embedding: spatial[s] + temporal[t].
-struct AddPosition { TensorId y, position, position_temporal, keep_idx, x; int64_t batch; };
+struct AddPosition { TensorId y, position, position_temporal, keep_idx, unroll_order, x; int64_t batch, tokens, dim; };
 // eps 1e-6; mean and rstd per row are kept for backward.
 struct LayerNorm { TensorId x, gamma, beta, y, mean, rstd; int64_t rows, cols; };
 // qkv[b, n, 3, heads, head_dim] -> o[b, n', heads * head_dim]: softmax(q k^T / sqrt(head_dim)) v inside each of `windows`
@@ -73,21 +78,31 @@ struct Attention { TensorId qkv, o, lse, argmax; int64_t batch, windows, keys, q
 // y[b, q_stride, n', d] -> base[b, n', d], argmax in 0..q_stride-1 (ties: the first, as torch).
 struct MaxPool { TensorId y, base, argmax; int64_t batch, tokens_out, dim, q_stride; };
 // out = base + s_b * y; s_b: drop path of `block`, draw `which` (0 attention, 1 MLP): 0 or 1 / (1 - rate); rate 0: 1.
-struct Residual { TensorId base, y, out, visit_ids; int64_t batch, tokens, dim; double rate; int block, which; };
+struct Residual { TensorId scalars, base, y, out, visit_ids; int64_t batch, tokens, dim; double rate; int block, which; };
 // Exact (erf) form.
 struct Gelu { TensorId h, g; int64_t size; };
 // Stage output in unrolled order -> rows in the spatial order of the final mask unit, ready for a convolution whose kernel
-// equals its stride: rows[(b, k, f), (c, kernel...)]. Kernel 1: the identity head, or a plain return to spatial order.
-struct FusionGather { TensorId x, rows; int64_t batch, dim; int stage; };
-// Decoder input in spatial order of the whole input: visible tokens from y, mask_token elsewhere, + position.
-struct DecoderAssemble { TensorId y, mask_token, position, keep_mask, keep_idx, x; int64_t batch; };
-// Label from x (FAIR's order for 2-D and 3-D, ours for 1-D), optionally normalised; loss numerator over masked tokens of
-// real samples into `partials` (summed in fixed order); dpred = 2 * (pred - label) * loss_weight, 0 elsewhere.
-struct MaeLoss { TensorId pred, x, keep_mask, dpred, partials; int64_t batch; };
+// equals its stride: rows[b, j, f, c, p] = x[b, order[f * taps + p] * kept + j, c]. taps 1: the identity head.
+struct FusionGather { TensorId x, order, rows; int64_t batch, kept, finals, taps, dim; };
+// Decoder input in spatial order of the whole input: x[b, order[unit * finals + f]] = y[b, j, f] where unit =
+// keep_idx[b, j], mask_token where the unit is removed; + position.
+struct DecoderAssemble {
+  TensorId y, mask_token, position, keep_mask, keep_idx, order, x;
+  int64_t batch, mask_units, kept, finals, dim;
+};
+// label[b, token, e] = x[b, label_index[token, e]] (FAIR's order for 2-D and 3-D, ours for 1-D), normalised by mean and
+// unbiased variance + 1e-6 if asked. Masked tokens of real samples: partials[b] (+)= sum of (pred - label)^2, dpred =
+// 2 (pred - label) loss_weight; elsewhere dpred = 0, and samples that are not real give 0. The loss selects, it does not multiply by the mask.
+struct MaeLoss {
+  TensorId scalars, pred, x, keep_mask, order, label_index, dpred, partials;
+  int64_t batch, mask_units, finals, pred_dim, sample_size;
+  bool norm_target, accumulate;
+};
 struct MeanTokens { TensorId x, y; int64_t batch, tokens, dim; };
-// Inverted dropout, Draw::kDropout of the visit.
-struct Dropout { TensorId x, y, visit_ids; int64_t batch, dim; double rate; };
-struct CrossEntropy { TensorId logits, labels, dlogits, partials; int64_t batch, classes; };
+// Inverted dropout, Draw::kDropout of the visit; the identity where StepScalars says so.
+struct Dropout { TensorId scalars, x, y, visit_ids; int64_t batch, dim; double rate; };
+// partials[b] (+)= -log softmax(logits)[label] of real samples; dlogits = (softmax - onehot) loss_weight, 0 elsewhere.
+struct CrossEntropy { TensorId scalars, logits, labels, dlogits, partials; int64_t batch, classes; bool accumulate; };
 // Copies with conversion of type (a residual into T, say).
 struct Cast { TensorId from, to; int64_t size; };
 
@@ -102,28 +117,43 @@ struct LayerNormBackward {
 struct AttentionBackward { TensorId qkv, o, d_o, lse, argmax, dqkv, scratch; int64_t batch, windows, keys, q_stride, heads, head_dim; };
 struct MaxPoolBackward { TensorId dbase, argmax, dy; int64_t batch, tokens_out, dim, q_stride; };
 // dy = s_b * dout in T.
-struct ResidualBackward { TensorId dout, dy, visit_ids; int64_t batch, tokens, dim; double rate; int block, which; };
+struct ResidualBackward { TensorId scalars, dout, dy, visit_ids; int64_t batch, tokens, dim; double rate; int block, which; };
 struct GeluBackward { TensorId h, dg, dh; int64_t size; };
 // dx (+)= the gather's transpose.
-struct FusionGatherBackward { TensorId drows, dx; int64_t batch, dim; int stage; bool accumulate; };
-struct DecoderAssembleBackward { TensorId dx, keep_mask, keep_idx, dy, dmask_token, dposition, scratch; int64_t batch; bool accumulate; };
-struct AddPositionBackward { TensorId dx, keep_mask, keep_idx, dy, dposition, dposition_temporal, scratch; int64_t batch; bool accumulate; };
+struct FusionGatherBackward { TensorId drows, order, dx; int64_t batch, kept, finals, taps, dim; bool accumulate; };
+// dy of visible tokens, gradients of the mask token (over removed ones) and of the position (over all), in fixed order.
+struct DecoderAssembleBackward {
+  TensorId dx, keep_mask, keep_idx, order, dy, dmask_token, dposition, scratch;
+  int64_t batch, mask_units, kept, finals, dim;
+  bool accumulate;
+};
+// dy = dx in T; the position's gradient sums, in batch order, over the samples that kept the token. Separate embedding:
+// spatial over t, temporal over s, through scratch [num_tokens, D].
+struct AddPositionBackward {
+  TensorId dx, keep_mask, keep_idx, unroll_order, dy, dposition, dposition_temporal, scratch;
+  int64_t batch, tokens, dim;
+  bool accumulate;
+};
 struct MeanTokensBackward { TensorId dy, dx; int64_t batch, tokens, dim; };
-struct DropoutBackward { TensorId dy, dx, visit_ids; int64_t batch, dim; double rate; };
+struct DropoutBackward { TensorId scalars, dy, dx, visit_ids; int64_t batch, dim; double rate; };
 
-// Global L2 norm of the flat gradients in fixed order; decides on the device whether the step is skipped.
-struct GradientNorm { TensorId gradients, partials, loss_partials, record; int64_t size; };
-// Decoupled AdamW over the flat buffers, clip factor and lr from device values; skipped steps change nothing. Also writes
-// the compute copy.
-struct AdamW { TensorId master, gradients, moments, compute, record; int64_t size; };
-// Step, loss, gradient norm, lr, samples, phase times -> the record the host reads.
-struct WriteRecord { TensorId record; };
+// Global L2 norm of the flat gradients in fixed order; loss = loss_weight * sum of loss_partials; both into the record,
+// with the verdict whether the step is skipped (either one not finite).
+struct GradientNorm { TensorId scalars, gradients, partials, loss_partials, record; int64_t size, batch; };
+// Decoupled AdamW (torch.optim.AdamW's order of operations) over the flat buffers. Clip factor min(1, clip / (norm +
+// 1e-6)), lr and the update count are device values; a skipped step changes nothing but the NaN counters. `decay`: a
+// byte per kParameterAlign elements. Writes the compute copy too (kNone where T is the master's type).
+struct AdamW {
+  TensorId scalars, master, gradients, moments, decay, compute, record;
+  int64_t size;
+  double beta1, beta2, eps, weight_decay, clip_norm;
+};
 
 using OpArgs = std::variant<ConvertInput, DrawMask, PatchGather, Gemm, AddPosition, LayerNorm, Attention, MaxPool, Residual, Gelu,
                             FusionGather, DecoderAssemble, MaeLoss, MeanTokens, Dropout, CrossEntropy, Cast, ColumnSum,
                             LayerNormBackward, AttentionBackward, MaxPoolBackward, ResidualBackward, GeluBackward,
                             FusionGatherBackward, DecoderAssembleBackward, AddPositionBackward, MeanTokensBackward,
-                            DropoutBackward, GradientNorm, AdamW, WriteRecord>;
+                            DropoutBackward, GradientNorm, AdamW>;
 
 struct Op {
   OpArgs args;
@@ -138,38 +168,71 @@ struct Op {
 // host into kStaging before the step.
 struct StepScalars {
   uint64_t seed;
+  int64_t step;            // 1-based
+  double loss_weight;      // 1 / (global real masked elements of the whole step)
+  double lr;
   uint32_t epoch;
+  uint32_t mask_draw;      // Draw::kMask, or Draw::kEvalMask
   int32_t real;            // rows of this micro-batch that are samples
-  float loss_weight;       // 1 / (global real masked elements of the whole step)
-  float lr;
-  int64_t step;
+  int32_t slot;            // staging slot, 0 or 1
+  int32_t train;           // 0: no drop path, no dropout
+  int32_t reserved;
 };
+
+// What the device tells after a step; one per step, never reset during a run.
+struct StepRecord {
+  int64_t step;
+  int64_t updates;         // AdamW's t: skipped steps do not count
+  int64_t nan_in_row;
+  double loss_numerator;   // accumulated over the micro-batches of the step
+  double loss, grad_norm, lr;
+  int32_t skipped;
+  int32_t reserved;
+};
+
+// Rows that a two-pass sum over rows is cut into; the scratch of such a sum is [kReduceParts, columns].
+inline constexpr int64_t kReduceParts = 128;
+// Partial sums of the gradient norm.
+inline constexpr int64_t kNormParts = 1024;
 
 enum class ComputeType : uint8_t { kF64, kF32, kBF16 };
 
 struct PlanOptions {
-  int64_t batch = 1;               // batch_per_rank
   ComputeType compute = ComputeType::kF32;
-  bool accumulate = false;         // gradients add to what is there (accumulation > 1)
   DType source = DType::kF32;      // type of the input as it arrives
+};
+
+// An index table or other constant that the executor copies into kPersistent once.
+struct Constant {
+  TensorId tensor;
+  std::vector<uint8_t> bytes;
 };
 
 struct Plan {
   Geometry geometry;
   ParameterTable table;
   PlanOptions options;
+  int64_t batch = 0;                       // batch_per_rank
+  bool accumulate = false;                 // gradients add to what is there: the executor clears them before a step
+  std::vector<int64_t> parameter_offset;   // elements in the flat arenas, by index in the table
+  int64_t flat_size = 0;                   // elements, padding included
   std::vector<TensorSpec> tensors;
-  std::vector<Op> forward_backward;   // one micro-batch
-  std::vector<Op> update;             // once per optimizer step
+  std::vector<Op> forward_backward;        // one micro-batch; the first `forward_ops` are the forward pass
+  int forward_ops = 0;
+  std::vector<Op> update;                  // once per optimizer step
+  std::vector<Constant> constants;
   int64_t arena_bytes[kNumArenas] = {};
-  // Named tensors the step's owner writes or reads.
-  TensorId source = kNone, scalars = kNone, visit_ids = kNone, labels = kNone, record = kNone, loss_partials = kNone;
-  TensorId x = kNone, keep_mask = kNone, keep_idx = kNone, pred = kNone, encoded = kNone;
+  // What the step's owner writes or reads.
+  TensorId source = kNone, source_ids = kNone, source_labels = kNone, scalars = kNone, record = kNone;
+  TensorId master = kNone, gradients = kNone, moments = kNone, compute = kNone;   // whole flat buffers
+  TensorId x = kNone, visit_ids = kNone, labels = kNone, keep_mask = kNone, keep_idx = kNone;
+  TensorId pred = kNone, encoded = kNone, loss_partials = kNone;   // classify: pred holds the logits
 
   int64_t TotalBytes() const;
+  TensorId Find(const std::string& name) const;   // kNone: unknown
 
-  static absl::StatusOr<Plan> Make(const Geometry& geometry, const ParameterTable& table, const v1::ModelSpec& spec,
-                                   const PlanOptions& options);
+  // `spec` has its defaults filled in. Errors: what Geometry::From refuses.
+  static absl::StatusOr<Plan> Make(const v1::JobSpec& spec, const PlanOptions& options);
 };
 
 }  // namespace hierad

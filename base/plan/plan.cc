@@ -1,0 +1,510 @@
+#include "base/plan/plan.h"
+
+#include <algorithm>
+
+#include "absl/strings/str_cat.h"
+#include "base/plan/plan_builder.h"
+#include "base/status.h"
+
+namespace hierad {
+namespace {
+
+// Tensors of one transformer block that backward needs again.
+struct BlockTape {
+  std::string name;
+  BlockShape shape{};
+  int64_t rows_in = 0, rows_out = 0, windows = 1, keys = 0, hidden = 0;
+  int draw = 0;   // index of the block among those with drop path
+  TensorId x = kNone, xn = kNone, mean1 = kNone, rstd1 = kNone, qkv = kNone, o = kNone, lse = kNone, argmax = kNone;
+  TensorId pool_argmax = kNone, x1 = kNone, xn2 = kNone, mean2 = kNone, rstd2 = kNone, h = kNone, g = kNone;
+};
+
+class StepPlan {
+ public:
+  StepPlan(Plan* plan, const v1::JobSpec& spec)
+      : plan_(*plan), g_(plan->geometry), spec_(spec), batch_(plan->batch), mae_(g_.spec.task() == "mae"),
+        b_(plan, TypeOf(plan->options.compute), plan->options.compute == ComputeType::kF64 ? DType::kF64 : DType::kF32) {}
+
+  void Build() {
+    Input();
+    Patch();
+    Encoder();
+    mae_ ? HeadsAndDecoder() : Classifier();
+    plan_.forward_ops = int(plan_.forward_backward.size());
+    mae_ ? HeadsAndDecoderBackward() : ClassifierBackward();
+    EncoderBackward();
+    PatchBackward();
+    Update();
+    PlaceTensors(&plan_);
+  }
+
+ private:
+  static DType TypeOf(ComputeType compute) {
+    switch (compute) {
+      case ComputeType::kF64: return DType::kF64;
+      case ComputeType::kF32: return DType::kF32;
+      case ComputeType::kBF16: return DType::kBF16;
+    }
+    return DType::kF32;
+  }
+  static Part StagePart(int stage) { return Part(int(Part::kStage1) + std::min(stage, 5)); }
+
+  int64_t Kept(int64_t tokens_full) const { return tokens_full / g_.num_mask_units * g_.num_kept; }
+
+  void Input() {
+    b_.Enter(Part::kInput, false);
+    int64_t samples = 1;
+    for (int64_t s : g_.input_size) samples *= s;
+    const int64_t channels = g_.spec.in_chans();
+    auto staged = [&](const char* name, std::vector<int64_t> shape, DType dtype) {
+      return b_.Add(name, std::move(shape), dtype, Arena::kStaging);
+    };
+    plan_.scalars = staged("scalars", {int64_t(sizeof(StepScalars))}, DType::kU8);
+    plan_.source = staged("source", {2, batch_, channels, samples}, plan_.options.source);
+    plan_.source_ids = staged("source_ids", {2, batch_}, DType::kI64);
+    plan_.source_labels = staged("source_labels", {2, batch_}, DType::kI64);
+    plan_.record = b_.Add("record", {int64_t(sizeof(StepRecord))}, DType::kU8, Arena::kPersistent);
+    plan_.loss_partials = b_.Add("loss_partials", {batch_}, DType::kF64, Arena::kPersistent);
+    const TensorId scale = b_.Constants("input_scale", std::vector<float>(channels, 1.0f));
+    const TensorId shift = b_.Constants("input_shift", std::vector<float>(channels, 0.0f));
+    plan_.x = b_.Activation("x", {batch_, channels, samples}, b_.real());
+    plan_.visit_ids = b_.Activation("visit_ids", {batch_}, DType::kI64);
+    plan_.labels = b_.Activation("labels", {batch_}, DType::kI64);
+    b_.Emit("input", ConvertInput{plan_.scalars, plan_.source, plan_.source_ids, plan_.source_labels, scale, shift, plan_.x,
+                                  plan_.visit_ids, plan_.labels, batch_, channels, samples},
+            {plan_.scalars, plan_.source, plan_.source_ids, plan_.source_labels, scale, shift}, {plan_.x, plan_.visit_ids, plan_.labels});
+    if (!mae_) return;
+    plan_.keep_mask = b_.Activation("keep_mask", {batch_, g_.num_mask_units}, DType::kU8);
+    plan_.keep_idx = b_.Activation("keep_idx", {batch_, g_.num_kept}, DType::kI32);
+    b_.Emit("mask", DrawMask{plan_.scalars, plan_.visit_ids, plan_.keep_mask, plan_.keep_idx, batch_, g_.num_mask_units, g_.num_kept},
+            {plan_.scalars, plan_.visit_ids}, {plan_.keep_mask, plan_.keep_idx});
+  }
+
+  void Patch() {
+    b_.Enter(Part::kPatch, false);
+    tokens_ = Kept(g_.num_tokens);
+    const int64_t rows = batch_ * tokens_, dim = g_.spec.embed_dim();
+    patch_dim_ = g_.spec.in_chans();
+    for (int64_t k : g_.patch_kernel) patch_dim_ *= k;
+    std::vector<int32_t> order;
+    for (int64_t position : g_.UnrollOrder()) order.push_back(int32_t(position));
+    unroll_ = b_.Table("unroll_order", order);
+    patch_rows_ = b_.InT("patch_rows", rows, patch_dim_);
+    b_.Emit("patch gather", PatchGather{plan_.x, plan_.keep_mask, plan_.keep_idx, unroll_, patch_rows_, batch_},
+            {plan_.x, plan_.keep_mask, plan_.keep_idx, unroll_}, {patch_rows_});
+    const TensorId y = b_.InT("patch_embed", rows, dim);
+    b_.Linear("patch_embed.proj", patch_rows_, y, rows, patch_dim_, dim);
+    position_ = b_.Master(g_.separate_pos_embed ? "pos_embed_spatial" : "pos_embed");
+    position_temporal_ = g_.separate_pos_embed ? b_.Master("pos_embed_temporal") : kNone;
+    x_ = b_.InReal("tokens", rows, dim);
+    b_.Emit("pos_embed", AddPosition{y, position_, position_temporal_, plan_.keep_idx, unroll_, x_, batch_, tokens_, dim},
+            {y, position_, position_temporal_, plan_.keep_idx, unroll_}, {x_});
+  }
+
+  TensorId Norm(const std::string& parameter, TensorId x, int64_t rows, int64_t cols, TensorId* mean, TensorId* rstd) {
+    const TensorId gamma = b_.Master(parameter + ".weight"), beta = b_.Master(parameter + ".bias");
+    const TensorId y = b_.InT(parameter, rows, cols);
+    *mean = b_.Activation(parameter + ".mean", {rows}, b_.real());
+    *rstd = b_.Activation(parameter + ".rstd", {rows}, b_.real());
+    b_.Emit(parameter, LayerNorm{x, gamma, beta, y, *mean, *rstd, rows, cols}, {x, gamma, beta}, {y, *mean, *rstd});
+    return y;
+  }
+
+  // dx_in may be kNone; dx_in == dx_out updates in place.
+  void NormBackward(const std::string& parameter, TensorId dy, TensorId x, TensorId mean, TensorId rstd, TensorId dx_in,
+                    TensorId dx_out, int64_t rows, int64_t cols) {
+    const TensorId gamma = b_.Master(parameter + ".weight");
+    const TensorId dgamma = b_.Gradient(parameter + ".weight"), dbeta = b_.Gradient(parameter + ".bias");
+    const TensorId scratch = b_.Activation(parameter + " scratch", {2, kReduceParts, cols}, b_.real());
+    std::vector<TensorId> reads{dy, x, mean, rstd, gamma, dx_in};
+    if (plan_.accumulate) reads.insert(reads.end(), {dgamma, dbeta});
+    b_.Emit(parameter + " backward",
+            LayerNormBackward{dy, x, mean, rstd, gamma, dx_in, dx_out, dgamma, dbeta, scratch, rows, cols, plan_.accumulate},
+            std::move(reads), {dx_out, dgamma, dbeta, scratch});
+  }
+
+  void AddResidual(const std::string& name, const BlockTape& t, TensorId base, TensorId y, TensorId out, int which) {
+    const TensorId ids = t.shape.drop_path > 0 ? plan_.visit_ids : kNone;
+    const TensorId scalars = t.shape.drop_path > 0 ? plan_.scalars : kNone;
+    b_.Emit(name, Residual{scalars, base, y, out, ids, batch_, t.rows_out / batch_, t.shape.dim_out, t.shape.drop_path, t.draw, which},
+            {scalars, base, y, ids}, {out});
+  }
+  void AddResidualBackward(const std::string& name, const BlockTape& t, TensorId dout, TensorId dy, int which) {
+    const TensorId ids = t.shape.drop_path > 0 ? plan_.visit_ids : kNone;
+    const TensorId scalars = t.shape.drop_path > 0 ? plan_.scalars : kNone;
+    b_.Emit(name, ResidualBackward{scalars, dout, dy, ids, batch_, t.rows_out / batch_, t.shape.dim_out, t.shape.drop_path, t.draw, which},
+            {scalars, dout, ids}, {dy});
+  }
+
+  // One block: x [rows_in, dim_in] -> [rows_out, dim_out].
+  TensorId Block(const std::string& name, const BlockShape& shape, TensorId x, int64_t tokens_in, int64_t windows, int draw) {
+    BlockTape t;
+    t.name = name;
+    t.shape = shape;
+    t.draw = draw;
+    t.x = x;
+    t.rows_in = batch_ * tokens_in;
+    t.rows_out = t.rows_in / shape.q_stride;
+    t.windows = windows;
+    t.keys = tokens_in / windows;
+    t.hidden = int64_t(double(shape.dim_out) * g_.spec.mlp_ratio());
+    const int64_t din = shape.dim_in, d = shape.dim_out, head_dim = d / shape.heads, queries = t.keys / shape.q_stride;
+
+    t.xn = Norm(name + ".norm1", x, t.rows_in, din, &t.mean1, &t.rstd1);
+    t.qkv = b_.InT(name + ".attn.qkv", t.rows_in, 3 * d);
+    b_.Linear(name + ".attn.qkv", t.xn, t.qkv, t.rows_in, din, 3 * d);
+    t.o = b_.InT(name + ".attn", t.rows_out, d);
+    t.lse = b_.Activation(name + ".attn.lse", {batch_, shape.heads, windows, queries}, b_.real());
+    if (shape.q_stride > 1) t.argmax = b_.Activation(name + ".attn.argmax", {t.rows_out, d}, DType::kU8);
+    b_.Emit(name + ".attn", Attention{t.qkv, t.o, t.lse, t.argmax, batch_, windows, t.keys, shape.q_stride, shape.heads, head_dim},
+            {t.qkv}, {t.o, t.lse, t.argmax}, 4.0 * batch_ * windows * queries * t.keys * d);
+    const TensorId y = b_.InT(name + ".attn.proj", t.rows_out, d);
+    b_.Linear(name + ".attn.proj", t.o, y, t.rows_out, d, d);
+    TensorId base = x;
+    if (din != d) {
+      const TensorId skip = b_.InT(name + ".proj", t.rows_in, d);
+      b_.Linear(name + ".proj", t.xn, skip, t.rows_in, din, d);
+      base = b_.InReal(name + ".pooled", t.rows_out, d);
+      if (shape.q_stride > 1) {
+        t.pool_argmax = b_.Activation(name + ".pool.argmax", {t.rows_out, d}, DType::kU8);
+        b_.Emit(name + ".pool", MaxPool{skip, base, t.pool_argmax, batch_, t.rows_out / batch_, d, shape.q_stride}, {skip}, {base, t.pool_argmax});
+      } else {
+        b_.Emit(name + ".pool", Cast{skip, base, t.rows_out * d}, {skip}, {base});
+      }
+    }
+    t.x1 = b_.InReal(name + ".x1", t.rows_out, d);
+    AddResidual(name + ".residual1", t, base, y, t.x1, 0);
+    t.xn2 = Norm(name + ".norm2", t.x1, t.rows_out, d, &t.mean2, &t.rstd2);
+    t.h = b_.InT(name + ".mlp.fc1", t.rows_out, t.hidden);
+    b_.Linear(name + ".mlp.fc1", t.xn2, t.h, t.rows_out, d, t.hidden);
+    t.g = b_.InT(name + ".mlp.gelu", t.rows_out, t.hidden);
+    b_.Emit(name + ".mlp.gelu", Gelu{t.h, t.g, t.rows_out * t.hidden}, {t.h}, {t.g});
+    const TensorId y2 = b_.InT(name + ".mlp.fc2", t.rows_out, d);
+    b_.Linear(name + ".mlp.fc2", t.g, y2, t.rows_out, t.hidden, d);
+    const TensorId x2 = b_.InReal(name + ".x2", t.rows_out, d);
+    AddResidual(name + ".residual2", t, t.x1, y2, x2, 1);
+    tape_.push_back(t);
+    return x2;
+  }
+
+  // Takes and returns the gradient of the residual stream. `has_input_gradient`: always, the position embedding learns.
+  TensorId BlockBackward(const BlockTape& t, TensorId dres) {
+    const std::string& name = t.name;
+    const int64_t din = t.shape.dim_in, d = t.shape.dim_out;
+    const TensorId dy2 = b_.InT(name + ".d_fc2", t.rows_out, d);
+    AddResidualBackward(name + ".residual2 backward", t, dres, dy2, 1);
+    const TensorId dg = b_.InT(name + ".d_gelu", t.rows_out, t.hidden);
+    b_.LinearBackward(name + ".mlp.fc2", t.g, dy2, dg, t.rows_out, t.hidden, d);
+    const TensorId dh = b_.InT(name + ".d_fc1", t.rows_out, t.hidden);
+    b_.Emit(name + ".mlp.gelu backward", GeluBackward{t.h, dg, dh, t.rows_out * t.hidden}, {t.h, dg}, {dh});
+    const TensorId dxn2 = b_.InT(name + ".d_norm2", t.rows_out, d);
+    b_.LinearBackward(name + ".mlp.fc1", t.xn2, dh, dxn2, t.rows_out, d, t.hidden);
+    NormBackward(name + ".norm2", dxn2, t.x1, t.mean2, t.rstd2, dres, dres, t.rows_out, d);
+
+    const TensorId dy = b_.InT(name + ".d_proj", t.rows_out, d);
+    AddResidualBackward(name + ".residual1 backward", t, dres, dy, 0);
+    const TensorId d_o = b_.InT(name + ".d_attn", t.rows_out, d);
+    b_.LinearBackward(name + ".attn.proj", t.o, dy, d_o, t.rows_out, d, d);
+    const TensorId dqkv = b_.InT(name + ".d_qkv", t.rows_in, 3 * d);
+    // sum over head_dim of o * do, per query.
+    const TensorId scratch = b_.Activation(name + ".attn scratch", b_.At(t.lse).shape, b_.real());
+    b_.Emit(name + ".attn backward",
+            AttentionBackward{t.qkv, t.o, d_o, t.lse, t.argmax, dqkv, scratch, batch_, t.windows, t.keys, t.shape.q_stride,
+                              t.shape.heads, d / t.shape.heads},
+            {t.qkv, t.o, d_o, t.lse, t.argmax}, {dqkv, scratch},
+            10.0 * batch_ * t.windows * (t.keys / t.shape.q_stride) * t.keys * d);
+    const TensorId dxn = b_.InT(name + ".d_norm1", t.rows_in, din);
+    b_.LinearBackward(name + ".attn.qkv", t.xn, dqkv, dxn, t.rows_in, din, 3 * d);
+    if (din == d) {
+      NormBackward(name + ".norm1", dxn, t.x, t.mean1, t.rstd1, dres, dres, t.rows_in, din);
+      return dres;
+    }
+    const TensorId dskip = b_.InT(name + ".d_skip", t.rows_in, d);
+    if (t.shape.q_stride > 1) {
+      b_.Emit(name + ".pool backward", MaxPoolBackward{dres, t.pool_argmax, dskip, batch_, t.rows_out / batch_, d, t.shape.q_stride},
+              {dres, t.pool_argmax}, {dskip});
+    } else {
+      b_.Emit(name + ".pool backward", Cast{dres, dskip, t.rows_out * d}, {dres}, {dskip});
+    }
+    b_.LinearBackward(name + ".proj", t.xn, dskip, dxn, t.rows_in, din, d, /*accumulate_dx=*/true);
+    const TensorId dx = b_.InReal(name + ".d_x", t.rows_in, din);
+    NormBackward(name + ".norm1", dxn, t.x, t.mean1, t.rstd1, kNone, dx, t.rows_in, din);
+    return dx;
+  }
+
+  void Encoder() {
+    for (const BlockShape& shape : g_.blocks) {
+      b_.Enter(StagePart(shape.stage), false);
+      const int64_t tokens_in = Kept(shape.tokens_full_in);
+      const int64_t windows = shape.mask_unit_attn ? g_.num_kept : 1;
+      x_ = Block(absl::StrCat("blocks.", shape.index), shape, x_, tokens_in, windows, shape.index);
+      tokens_ = tokens_in / shape.q_stride;
+      if (shape.index == g_.stage_ends[shape.stage]) stage_output_.push_back(x_);
+    }
+  }
+
+  // Rows and taps of fusion head `i`; the last one is the identity.
+  int64_t Taps(size_t i) const {
+    int64_t taps = 1;
+    if (i < g_.fusion_kernels.size()) for (int64_t k : g_.fusion_kernels[i]) taps *= k;
+    return taps;
+  }
+  int64_t StageDim(int stage) const { return g_.blocks[g_.stage_ends[stage]].dim_out; }
+
+  void HeadsAndDecoder() {
+    b_.Enter(Part::kHeads, false);
+    const int64_t finals = g_.mask_unit_final_tokens, e = g_.encoder_dim_out, rows = batch_ * g_.num_kept * finals;
+    encoder_rows_ = rows;
+    fused_ = b_.InReal("fused", rows, e);
+    for (size_t i = g_.fusion_stages.size(); i-- > 0;) {   // the identity first: it writes what the others add to
+      const int stage = g_.fusion_stages[i];
+      const int64_t taps = Taps(i), dim = StageDim(stage);
+      const bool identity = i + 1 == g_.fusion_stages.size();
+      const TensorId order = b_.Table(absl::StrCat("fusion_order.", stage), FusionOrder(g_, stage));
+      fusion_orders_.insert(fusion_orders_.begin(), order);
+      const TensorId to = identity ? fused_ : b_.InT(absl::StrCat("fusion_rows.", stage), rows, taps * dim);
+      fusion_rows_.insert(fusion_rows_.begin(), to);
+      b_.Emit(absl::StrCat("fusion gather ", stage), FusionGather{stage_output_[stage], order, to, batch_, g_.num_kept, finals, taps, dim},
+              {stage_output_[stage], order}, {to});
+      if (!identity) b_.Linear(absl::StrCat("multi_scale_fusion_heads.", i), to, fused_, rows, taps * dim, e, /*accumulate=*/true);
+    }
+    encoded_ = Norm("encoder_norm", fused_, rows, e, &encoder_mean_, &encoder_rstd_);
+    plan_.encoded = encoded_;
+
+    b_.Enter(Part::kDecoder, false);
+    const int64_t dd = g_.decoder_dim, units = g_.num_mask_units, all = g_.num_tokens_final;
+    const TensorId y = b_.InT("decoder_embed", rows, dd);
+    b_.Linear("decoder_embed", encoded_, y, rows, e, dd);
+    final_order_ = b_.Table("final_order", FinalOrder(g_));
+    const TensorId token = b_.Master("mask_token"), position = b_.Master("decoder_pos_embed");
+    x_ = b_.InReal("decoder_tokens", batch_ * all, dd);
+    b_.Emit("decoder assemble",
+            DecoderAssemble{y, token, position, plan_.keep_mask, plan_.keep_idx, final_order_, x_, batch_, units, g_.num_kept, finals, dd},
+            {y, token, position, plan_.keep_mask, plan_.keep_idx, final_order_}, {x_});
+    for (int i = 0; i < g_.decoder_depth; ++i) {
+      BlockShape shape{i, 0, dd, dd, g_.decoder_heads, 1, false, all, all, 0.0};
+      x_ = Block(absl::StrCat("decoder_blocks.", i), shape, x_, all, 1, 0);
+    }
+    decoder_out_ = x_;
+    decoded_ = Norm("decoder_norm", x_, batch_ * all, dd, &decoder_mean_, &decoder_rstd_);
+    plan_.pred = b_.InT("pred", batch_ * all, g_.pred_dim);
+    b_.Linear("decoder_pred", decoded_, plan_.pred, batch_ * all, dd, g_.pred_dim);
+
+    b_.Enter(Part::kLoss, false);
+    const TensorId label_index = b_.Table("label_index", LabelIndex(g_));
+    dpred_ = b_.InT("d_pred", batch_ * all, g_.pred_dim);
+    const int64_t sample = b_.At(plan_.x).shape[1] * b_.At(plan_.x).shape[2];
+    b_.Emit("loss",
+            MaeLoss{plan_.scalars, plan_.pred, plan_.x, plan_.keep_mask, final_order_, label_index, dpred_, plan_.loss_partials,
+                    batch_, units, finals, g_.pred_dim, sample, g_.spec.norm_target(), plan_.accumulate},
+            {plan_.scalars, plan_.pred, plan_.x, plan_.keep_mask, final_order_, label_index, plan_.accumulate ? plan_.loss_partials : kNone}, {dpred_, plan_.loss_partials});
+  }
+
+  void HeadsAndDecoderBackward() {
+    b_.Enter(Part::kDecoder, true);
+    const int64_t dd = g_.decoder_dim, all = g_.num_tokens_final, e = g_.encoder_dim_out, rows = encoder_rows_;
+    const TensorId d_norm = b_.InT("d_decoder_norm", batch_ * all, dd);
+    b_.LinearBackward("decoder_pred", decoded_, dpred_, d_norm, batch_ * all, dd, g_.pred_dim);
+    TensorId dres = b_.InReal("d_decoder", batch_ * all, dd);
+    NormBackward("decoder_norm", d_norm, decoder_out_, decoder_mean_, decoder_rstd_, kNone, dres, batch_ * all, dd);
+    for (int i = 0; i < g_.decoder_depth; ++i) {
+      dres = BlockBackward(tape_.back(), dres);
+      tape_.pop_back();
+    }
+    const TensorId dy = b_.InT("d_decoder_embed", rows, dd);
+    const TensorId dtoken = b_.Gradient("mask_token"), dposition = b_.Gradient("decoder_pos_embed");
+    const TensorId scratch = b_.Activation("decoder assemble scratch", {kReduceParts, dd}, b_.real());
+    std::vector<TensorId> reads{dres, plan_.keep_mask, plan_.keep_idx, final_order_};
+    if (plan_.accumulate) reads.insert(reads.end(), {dtoken, dposition});
+    b_.Emit("decoder assemble backward",
+            DecoderAssembleBackward{dres, plan_.keep_mask, plan_.keep_idx, final_order_, dy, dtoken, dposition, scratch, batch_,
+                                    g_.num_mask_units, g_.num_kept, g_.mask_unit_final_tokens, dd, plan_.accumulate},
+            std::move(reads), {dy, dtoken, dposition, scratch});
+    const TensorId d_encoded = b_.InT("d_encoder_norm", rows, e);
+    b_.LinearBackward("decoder_embed", encoded_, dy, d_encoded, rows, e, dd);
+
+    b_.Enter(Part::kHeads, true);
+    d_fused_ = b_.InReal("d_fused", rows, e);
+    NormBackward("encoder_norm", d_encoded, fused_, encoder_mean_, encoder_rstd_, kNone, d_fused_, rows, e);
+    if (g_.fusion_kernels.empty()) return;
+    d_fused_t_ = d_fused_;
+    if (b_.compute() != b_.real()) {
+      d_fused_t_ = b_.InT("d_fused in T", rows, e);
+      b_.Emit("fused cast", Cast{d_fused_, d_fused_t_, rows * e}, {d_fused_}, {d_fused_t_});
+    }
+  }
+
+  // What fusion head `i` sends back into the residual stream of its stage's output.
+  TensorId FusionBackward(size_t i, TensorId dres) {
+    b_.Enter(Part::kHeads, true);
+    const int stage = g_.fusion_stages[i];
+    const int64_t taps = Taps(i), dim = StageDim(stage), rows = encoder_rows_, finals = g_.mask_unit_final_tokens;
+    const bool identity = i + 1 == g_.fusion_stages.size();
+    TensorId drows = d_fused_;
+    if (!identity) {
+      drows = b_.InT(absl::StrCat("d_fusion_rows.", stage), rows, taps * dim);
+      b_.LinearBackward(absl::StrCat("multi_scale_fusion_heads.", i), fusion_rows_[i], d_fused_t_, drows, rows, taps * dim, g_.encoder_dim_out);
+    }
+    const bool add = dres != kNone;
+    if (!add) dres = b_.InReal("d_encoder", b_.At(stage_output_[stage]).shape[0], dim);
+    b_.Emit(absl::StrCat("fusion gather ", stage, " backward"),
+            FusionGatherBackward{drows, fusion_orders_[i], dres, batch_, g_.num_kept, finals, taps, dim, add},
+            {drows, fusion_orders_[i], add ? dres : kNone}, {dres});
+    return dres;
+  }
+
+  void EncoderBackward() {
+    TensorId dres = d_encoder_;
+    while (!tape_.empty()) {
+      const BlockTape& t = tape_.back();
+      if (mae_ && t.shape.index == g_.stage_ends[t.shape.stage]) {
+        for (size_t i = 0; i < g_.fusion_stages.size(); ++i) {
+          if (g_.fusion_stages[i] == t.shape.stage) dres = FusionBackward(i, dres);
+        }
+      }
+      b_.Enter(StagePart(t.shape.stage), true);
+      dres = BlockBackward(t, dres);
+      tape_.pop_back();
+    }
+    d_encoder_ = dres;
+  }
+
+  void PatchBackward() {
+    b_.Enter(Part::kPatch, true);
+    const int64_t tokens = Kept(g_.num_tokens), rows = batch_ * tokens, dim = g_.spec.embed_dim();
+    const TensorId dy = b_.InT("d_patch_embed", rows, dim);
+    const bool separate = g_.separate_pos_embed;
+    const TensorId dposition = b_.Gradient(separate ? "pos_embed_spatial" : "pos_embed");
+    const TensorId dtemporal = separate ? b_.Gradient("pos_embed_temporal") : kNone;
+    const TensorId scratch = separate ? b_.Activation("pos_embed scratch", {g_.num_tokens, dim}, b_.real()) : kNone;
+    std::vector<TensorId> reads{d_encoder_, plan_.keep_mask, plan_.keep_idx, unroll_};
+    if (plan_.accumulate) reads.insert(reads.end(), {dposition, dtemporal});
+    b_.Emit("pos_embed backward",
+            AddPositionBackward{d_encoder_, plan_.keep_mask, plan_.keep_idx, unroll_, dy, dposition, dtemporal, scratch, batch_, tokens, dim,
+                                plan_.accumulate},
+            std::move(reads), {dy, dposition, dtemporal, scratch});
+    b_.LinearBackward("patch_embed.proj", patch_rows_, dy, kNone, rows, patch_dim_, dim);
+  }
+
+  void Classifier() {
+    b_.Enter(Part::kHeads, false);
+    const int64_t e = g_.encoder_dim_out, classes = g_.spec.num_classes();
+    pooled_ = b_.InReal("mean_tokens", batch_, e);
+    b_.Emit("mean_tokens", MeanTokens{x_, pooled_, batch_, tokens_, e}, {x_}, {pooled_});
+    encoded_ = Norm("norm", pooled_, batch_, e, &encoder_mean_, &encoder_rstd_);
+    plan_.encoded = encoded_;
+    head_in_ = encoded_;
+    if (g_.spec.head_dropout() > 0) {
+      head_in_ = b_.InT("head.dropout", batch_, e);
+      b_.Emit("head.dropout", Dropout{plan_.scalars, encoded_, head_in_, plan_.visit_ids, batch_, e, g_.spec.head_dropout()},
+              {plan_.scalars, encoded_, plan_.visit_ids}, {head_in_});
+    }
+    plan_.pred = b_.InT("logits", batch_, classes);
+    b_.Linear("head.projection", head_in_, plan_.pred, batch_, e, classes);
+    b_.Enter(Part::kLoss, false);
+    dpred_ = b_.InT("d_logits", batch_, classes);
+    b_.Emit("loss", CrossEntropy{plan_.scalars, plan_.pred, plan_.labels, dpred_, plan_.loss_partials, batch_, classes, plan_.accumulate},
+            {plan_.scalars, plan_.pred, plan_.labels, plan_.accumulate ? plan_.loss_partials : kNone}, {dpred_, plan_.loss_partials});
+  }
+
+  void ClassifierBackward() {
+    b_.Enter(Part::kHeads, true);
+    const int64_t e = g_.encoder_dim_out;
+    TensorId d_norm = b_.InT("d_head", batch_, e);
+    b_.LinearBackward("head.projection", head_in_, dpred_, d_norm, batch_, e, g_.spec.num_classes());
+    if (g_.spec.head_dropout() > 0) {
+      const TensorId dropped = b_.InT("d_dropout", batch_, e);
+      b_.Emit("head.dropout backward", DropoutBackward{plan_.scalars, d_norm, dropped, plan_.visit_ids, batch_, e, g_.spec.head_dropout()},
+              {plan_.scalars, d_norm, plan_.visit_ids}, {dropped});
+      d_norm = dropped;
+    }
+    const TensorId d_pooled = b_.InReal("d_mean_tokens", batch_, e);
+    NormBackward("norm", d_norm, pooled_, encoder_mean_, encoder_rstd_, kNone, d_pooled, batch_, e);
+    d_encoder_ = b_.InReal("d_encoder", batch_ * tokens_, e);
+    b_.Emit("mean_tokens backward", MeanTokensBackward{d_pooled, d_encoder_, batch_, tokens_, e}, {d_pooled}, {d_encoder_});
+  }
+
+  void Update() {
+    b_.Enter(Part::kOptimizer, true);
+    auto whole = [&](const char* name, DType dtype, Arena arena) { return b_.Add(name, {0}, dtype, arena); };
+    plan_.master = whole("parameters", b_.real(), Arena::kMaster);
+    plan_.gradients = whole("gradients", b_.real(), Arena::kGradients);
+    plan_.moments = whole("moments", b_.real(), Arena::kMoments);
+    if (b_.compute() != b_.real()) plan_.compute = whole("compute", b_.compute(), Arena::kCompute);
+    int64_t size = 0;
+    for (const Parameter& p : plan_.table.parameters) size += (p.size + kParameterAlign - 1) / kParameterAlign * kParameterAlign;
+    plan_.flat_size = size;
+    decay_ = b_.Add("decay", {size / kParameterAlign}, DType::kU8, Arena::kPersistent);
+    const TensorId partials = b_.Add("norm_partials", {kNormParts}, DType::kF64, Arena::kPersistent);
+    b_.Emit("gradient norm", GradientNorm{plan_.scalars, plan_.gradients, partials, plan_.loss_partials, plan_.record, size, batch_},
+            {plan_.scalars, plan_.gradients, plan_.loss_partials, plan_.record}, {partials, plan_.record});
+    const v1::OptimizerSpec& o = spec_.optimizer();
+    b_.Emit("adamw",
+            AdamW{plan_.scalars, plan_.master, plan_.gradients, plan_.moments, decay_, plan_.compute, plan_.record, size, o.beta1(),
+                  o.beta2(), o.eps(), o.weight_decay(), o.clip_norm()},
+            {plan_.scalars, plan_.master, plan_.gradients, plan_.moments, decay_, plan_.record},
+            {plan_.master, plan_.moments, plan_.compute, plan_.record});
+  }
+
+ public:
+  // After the parameters have their places: a byte per kParameterAlign elements.
+  void AddDecayFlags() {
+    Constant constant{decay_, std::vector<uint8_t>(plan_.flat_size / kParameterAlign, 0)};
+    for (size_t p = 0; p < plan_.table.parameters.size(); ++p) {
+      const Parameter& parameter = plan_.table.parameters[p];
+      if (!parameter.decay) continue;
+      const int64_t first = plan_.parameter_offset[p] / kParameterAlign;
+      const int64_t groups = (parameter.size + kParameterAlign - 1) / kParameterAlign;
+      std::fill_n(constant.bytes.begin() + first, groups, uint8_t{1});
+    }
+    plan_.constants.push_back(std::move(constant));
+  }
+
+ private:
+  Plan& plan_;
+  const Geometry& g_;
+  const v1::JobSpec& spec_;
+  const int64_t batch_;
+  const bool mae_;
+  PlanBuilder b_;
+
+  TensorId x_ = kNone;          // the residual stream, as far as it is built
+  int64_t tokens_ = 0;          // its tokens per sample
+  int64_t patch_dim_ = 0, encoder_rows_ = 0;
+  TensorId unroll_ = kNone, patch_rows_ = kNone, position_ = kNone, position_temporal_ = kNone, final_order_ = kNone;
+  std::vector<BlockTape> tape_;
+  std::vector<TensorId> stage_output_, fusion_rows_, fusion_orders_;
+  TensorId fused_ = kNone, encoded_ = kNone, encoder_mean_ = kNone, encoder_rstd_ = kNone, d_fused_ = kNone, d_fused_t_ = kNone;
+  TensorId decoder_out_ = kNone, decoded_ = kNone, decoder_mean_ = kNone, decoder_rstd_ = kNone, dpred_ = kNone;
+  TensorId pooled_ = kNone, head_in_ = kNone, d_encoder_ = kNone, decay_ = kNone;
+};
+
+}  // namespace
+
+int64_t Plan::TotalBytes() const {
+  int64_t total = 0;
+  for (int64_t bytes : arena_bytes) total += bytes;
+  return total;
+}
+
+TensorId Plan::Find(const std::string& name) const {
+  for (TensorId id = 0; id < TensorId(tensors.size()); ++id) {
+    if (tensors[id].name == name) return id;
+  }
+  return kNone;
+}
+
+absl::StatusOr<Plan> Plan::Make(const v1::JobSpec& spec, const PlanOptions& options) {
+  Plan plan;
+  ASSIGN_OR_RETURN(plan.geometry, Geometry::From(spec.model()));
+  plan.table = ParameterTable::For(plan.geometry);
+  plan.options = options;
+  plan.batch = spec.step().batch_per_rank();
+  plan.accumulate = spec.step().accumulation() > 1;
+  StepPlan step(&plan, spec);
+  step.Build();
+  step.AddDecayFlags();
+  return plan;
+}
+
+}  // namespace hierad

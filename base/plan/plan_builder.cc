@@ -1,0 +1,105 @@
+#include "base/plan/plan_builder.h"
+
+#include <algorithm>
+#include <cstring>
+
+namespace hierad {
+
+int64_t SizeOf(DType dtype) {
+  switch (dtype) {
+    case DType::kF64:
+    case DType::kI64: return 8;
+    case DType::kF32:
+    case DType::kI32: return 4;
+    case DType::kBF16:
+    case DType::kF16:
+    case DType::kI16: return 2;
+    case DType::kU8: return 1;
+  }
+  return 0;
+}
+
+TensorId PlanBuilder::Add(std::string name, std::vector<int64_t> shape, DType dtype, Arena arena) {
+  TensorSpec tensor;
+  tensor.name = std::move(name);
+  tensor.dtype = dtype;
+  tensor.arena = arena;
+  tensor.bytes = SizeOf(dtype);
+  for (int64_t extent : shape) tensor.bytes *= extent;
+  tensor.shape = std::move(shape);
+  plan_.tensors.push_back(std::move(tensor));
+  return TensorId(plan_.tensors.size()) - 1;
+}
+
+namespace {
+template <typename V>
+Constant MakeConstant(TensorId tensor, const std::vector<V>& values) {
+  Constant constant{tensor, std::vector<uint8_t>(values.size() * sizeof(V))};
+  std::memcpy(constant.bytes.data(), values.data(), constant.bytes.size());
+  return constant;
+}
+}  // namespace
+
+TensorId PlanBuilder::Table(std::string name, const std::vector<int32_t>& values) {
+  const TensorId id = Add(std::move(name), {int64_t(values.size())}, DType::kI32, Arena::kPersistent);
+  plan_.constants.push_back(MakeConstant(id, values));
+  return id;
+}
+
+TensorId PlanBuilder::Constants(std::string name, const std::vector<float>& values) {
+  const TensorId id = Add(std::move(name), {int64_t(values.size())}, DType::kF32, Arena::kPersistent);
+  plan_.constants.push_back(MakeConstant(id, values));
+  return id;
+}
+
+TensorId PlanBuilder::ParameterTensor(const std::string& name, std::map<std::string, TensorId>* known, DType dtype,
+                                      Arena arena, const char* prefix) {
+  auto [it, fresh] = known->try_emplace(name, kNone);
+  if (fresh) it->second = Add(prefix + name, plan_.table.Find(name)->shape, dtype, arena);
+  return it->second;
+}
+
+void PlanBuilder::Emit(std::string name, OpArgs args, std::vector<TensorId> reads, std::vector<TensorId> writes, double flops) {
+  Op op;
+  op.name = std::move(name);
+  op.args = std::move(args);
+  op.part = part_;
+  op.backward = backward_;
+  op.flops = flops;
+  for (std::vector<TensorId>* list : {&reads, &writes}) {
+    list->erase(std::remove(list->begin(), list->end(), kNone), list->end());
+    for (TensorId id : *list) op.bytes += double(plan_.tensors[id].bytes);
+  }
+  op.reads = std::move(reads);
+  op.writes = std::move(writes);
+  (part_ == Part::kOptimizer ? plan_.update : plan_.forward_backward).push_back(std::move(op));
+}
+
+void PlanBuilder::Linear(const std::string& parameter, TensorId x, TensorId y, int64_t rows, int64_t in, int64_t out,
+                         bool accumulate) {
+  const TensorId w = Weight(parameter + ".weight"), b = Master(parameter + ".bias");
+  std::vector<TensorId> reads{x, w, b};
+  if (accumulate) reads.push_back(y);
+  Emit(parameter, Gemm{x, w, y, b, rows, out, in, false, true, accumulate}, std::move(reads), {y}, 2.0 * rows * in * out);
+}
+
+void PlanBuilder::LinearBackward(const std::string& parameter, TensorId x, TensorId dy, TensorId dx, int64_t rows,
+                                 int64_t in, int64_t out, bool accumulate_dx) {
+  const TensorId w = Weight(parameter + ".weight");
+  const TensorId dw = Gradient(parameter + ".weight"), db = Gradient(parameter + ".bias");
+  const double flops = 2.0 * rows * in * out;
+  auto adding = [&](std::vector<TensorId> reads, TensorId grad) {
+    if (plan_.accumulate) reads.push_back(grad);
+    return reads;
+  };
+  if (dx != kNone) {
+    std::vector<TensorId> reads{dy, w};
+    if (accumulate_dx) reads.push_back(dx);
+    Emit(parameter + " dgrad", Gemm{dy, w, dx, kNone, rows, in, out, false, false, accumulate_dx}, std::move(reads), {dx}, flops);
+  }
+  Emit(parameter + " wgrad", Gemm{dy, x, dw, kNone, out, in, rows, true, false, plan_.accumulate}, adding({dy, x}, dw), {dw}, flops);
+  const TensorId scratch = Activation(parameter + " bias scratch", {kReduceParts, out}, real_);
+  Emit(parameter + " bias grad", ColumnSum{dy, db, scratch, rows, out, plan_.accumulate}, adding({dy}, db), {db, scratch});
+}
+
+}  // namespace hierad
