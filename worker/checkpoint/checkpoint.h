@@ -7,8 +7,10 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "absl/status/status.h"
@@ -30,27 +32,47 @@ struct CheckpointContents {
 
 class CheckpointFolder {
  public:
+  // For tests: called with the name of each change to the disk before it is made.
+  using StageHook = std::function<void(const char* stage)>;
+
   // `run_folder`/checkpoints, made if missing; left-over temporary folders are removed (rank 0 only opens it for writing).
   static absl::StatusOr<CheckpointFolder> Open(const std::string& run_folder);
 
-  // Durable when it returns. Out of space: REASON_CHECKPOINT with folder, bytes needed and free; nothing else touched.
+  // Durable when it returns. Non-finite parameters or moments are refused (REASON_NUMERICS). Out of space: REASON_CHECKPOINT with folder, bytes needed and free; nothing else touched.
   absl::StatusOr<v1::CheckpointInfo> Write(const CheckpointContents& contents, const ParameterTable& table,
                                            const v1::JobSpec& spec);
   // Keeps the newest `keep_last` and, if asked, the best; removes others, oldest first, only after a new one is durable.
   absl::Status Retain(const v1::CheckpointSpec& spec);
-  // Complete ones, newest first; manifest read, contents not verified.
+  // Complete ones, newest first; manifest read, contents not verified. Damaged ones are there too, marked.
   absl::StatusOr<std::vector<v1::CheckpointInfo>> List() const;
 
+  void set_stage_hook(StageHook hook) { stage_hook_ = std::move(hook); }
+
  private:
+  void Stage(const char* stage) const {
+    if (stage_hook_) stage_hook_(stage);
+  }
+  absl::Status WriteFiles(const std::string& temporary, const CheckpointContents& contents, const ParameterTable& table,
+                          const v1::JobSpec& spec, v1::CheckpointInfo* info) const;
+  absl::Status Publish(const std::string& temporary, const std::string& path) const;
+  absl::Status Remove(const std::string& path) const;
+
   std::string folder_;
+  StageHook stage_hook_;
 };
 
-// Verifies every hash, then reads; DataLoss (REASON_CHECKPOINT) names the file and what is wrong.
+// Verifies every hash, then reads. Damage is DataLoss of REASON_CHECKPOINT and names the file and what is wrong; a whole
+// checkpoint of another model is FailedPrecondition (REASON_USER_ERROR); what cannot be read now (permission, input or
+// output error) is REASON_CHECKPOINT of another code.
 absl::StatusOr<CheckpointContents> ReadCheckpoint(const std::string& path, const ParameterTable& table);
 
 // The newest one that verifies. Damaged ones are marked (file DAMAGED inside) and named in `damaged`; they are not tried
 // again. None there: NotFound. All damaged: REASON_CHECKPOINT.
 absl::StatusOr<CheckpointContents> ReadNewest(const std::string& run_folder, const ParameterTable& table,
                                               std::vector<std::string>* damaged);
+
+// `run_folder`/exported/model.safetensors: the parameters alone, by FAIR's names; replaced as a whole. Returns its path.
+absl::StatusOr<std::string> ExportModel(const std::string& run_folder, const TrainState& state, const ParameterTable& table,
+                                        const v1::JobSpec& spec);
 
 }  // namespace hierad
