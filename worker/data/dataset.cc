@@ -55,10 +55,8 @@ class Synthetic : public Dataset {
   std::vector<float> table_;
 };
 
-}  // namespace
-
-absl::StatusOr<std::unique_ptr<Dataset>> OpenDataset(const v1::DataSpec& data, const std::string& path,
-                                                     const Geometry& geometry, ChannelStatistics* statistics) {
+absl::StatusOr<std::unique_ptr<Dataset>> Open(const v1::DataSpec& data, const std::string& path, const Geometry& geometry,
+                                              ChannelStatistics* statistics) {
   const std::string& source = data.source();
   if (source == "synthetic") {
     if (data.synthetic_samples() < 1)
@@ -74,6 +72,17 @@ absl::StatusOr<std::unique_ptr<Dataset>> OpenDataset(const v1::DataSpec& data, c
                         : ErrorOf(v1::REASON_USER_ERROR, absl::StrCat("data.source '", source, "' is none of ts, npy, images, synthetic"));
   RETURN_IF_ERROR(signals.status());
   return MakeSignalDataset(*std::move(signals), data, path, geometry, statistics);
+}
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<Dataset>> OpenDataset(const v1::DataSpec& data, const std::string& path,
+                                                     const Geometry& geometry, ChannelStatistics* statistics) {
+  auto dataset = Open(data, path, geometry, statistics);
+  // What the system refuses to open is the data's fault, like what cannot be understood.
+  if (absl::IsNotFound(dataset.status()) || absl::IsPermissionDenied(dataset.status()) || absl::IsInternal(dataset.status()))
+    return ErrorOf(v1::REASON_DATA_ERROR, absl::StrCat("data.path: ", dataset.status().message()));
+  return dataset;
 }
 
 }  // namespace hierad

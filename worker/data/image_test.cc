@@ -1,0 +1,246 @@
+#include <png.h>
+#include <turbojpeg.h>
+
+#include <cmath>
+
+#include "base/status.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "worker/data/dataset.h"
+#include "worker/data/image_dataset.h"
+#include "worker/data/image_pixels.h"
+#include "worker/data/test_files.h"
+
+namespace hierad {
+namespace {
+
+using testing::HasSubstr;
+
+Pixels Ramp(int height, int width, int channels) {
+  Pixels image{height, width, channels, {}};
+  for (int y = 0; y < height; ++y)
+    for (int x = 0; x < width; ++x)
+      for (int c = 0; c < channels; ++c) image.values_HWC.push_back(static_cast<uint8_t>((x * 5 + y * 3 + c * 40) % 256));
+  return image;
+}
+
+std::string Png(const Pixels& pixels, uint32_t format = 0) {
+  png_image image{};
+  image.version = PNG_IMAGE_VERSION;
+  image.width = pixels.width;
+  image.height = pixels.height;
+  image.format = format ? format : pixels.channels == 1 ? PNG_FORMAT_GRAY : PNG_FORMAT_RGB;
+  png_alloc_size_t size = 0;
+  EXPECT_TRUE(png_image_write_to_memory(&image, nullptr, &size, 0, pixels.values_HWC.data(), 0, nullptr));
+  std::string out(size, '\0');
+  EXPECT_TRUE(png_image_write_to_memory(&image, out.data(), &size, 0, pixels.values_HWC.data(), 0, nullptr));
+  out.resize(size);
+  return out;
+}
+
+std::string Jpeg(const Pixels& pixels) {
+  tjhandle encoder = tjInitCompress();
+  unsigned char* bytes = nullptr;
+  unsigned long size = 0;
+  const bool gray = pixels.channels == 1;
+  EXPECT_EQ(tjCompress2(encoder, pixels.values_HWC.data(), pixels.width, 0, pixels.height, gray ? TJPF_GRAY : TJPF_RGB, &bytes, &size,
+                        gray ? TJSAMP_GRAY : TJSAMP_444, 95, 0), 0);
+  const std::string out(reinterpret_cast<char*>(bytes), size);
+  tjFree(bytes);
+  tjDestroy(encoder);
+  return out;
+}
+
+TEST(DecodeImage, PngIsExactAndJpegClose) {
+  for (int channels : {1, 3}) {
+    const Pixels image = Ramp(19, 23, channels);
+    const auto png = DecodeImage(Png(image));
+    ASSERT_TRUE(png.ok()) << png.status();
+    EXPECT_EQ(png->channels, channels);
+    EXPECT_EQ(png->values_HWC, image.values_HWC);
+    const auto jpeg = DecodeImage(Jpeg(image));
+    ASSERT_TRUE(jpeg.ok()) << jpeg.status();
+    EXPECT_EQ(jpeg->height, 19);
+    EXPECT_EQ(jpeg->width, 23);
+    ASSERT_EQ(jpeg->values_HWC.size(), image.values_HWC.size());
+    for (size_t i = 0; i < image.values_HWC.size(); ++i) EXPECT_NEAR(jpeg->values_HWC[i], image.values_HWC[i], 16);
+  }
+}
+
+TEST(DecodeImage, DropsAlpha) {
+  Pixels rgba{2, 2, 4, {10, 20, 30, 0, 40, 50, 60, 128, 70, 80, 90, 255, 1, 2, 3, 7}};
+  const auto image = DecodeImage(Png(rgba, PNG_FORMAT_RGBA));
+  ASSERT_TRUE(image.ok()) << image.status();
+  EXPECT_EQ(image->channels, 3);
+  EXPECT_THAT(image->values_HWC, testing::ElementsAre(10, 20, 30, 40, 50, 60, 70, 80, 90, 1, 2, 3));
+}
+
+TEST(DecodeImage, EveryCutIsRefused) {
+  for (const std::string& file : {Png(Ramp(19, 23, 3)), Jpeg(Ramp(19, 23, 3)), Jpeg(Ramp(19, 23, 1))}) {
+    ASSERT_TRUE(DecodeImage(file).ok());
+    for (size_t size = 0; size < file.size(); ++size) {
+      const auto image = DecodeImage(file.substr(0, size));
+      ASSERT_FALSE(image.ok()) << size << " of " << file.size();
+      EXPECT_EQ(ReasonOf(image.status()), v1::REASON_DATA_ERROR);
+    }
+  }
+  EXPECT_THAT(std::string(DecodeImage("").status().message()), HasSubstr("empty file"));
+  EXPECT_THAT(std::string(DecodeImage("hello, world").status().message()), HasSubstr("neither JPEG nor PNG (it begins with 'hello, w')"));
+}
+
+TEST(DecodeImage, RefusesAHugeCanvasBeforeAllocating) {
+  std::string file = Png(Ramp(4, 4, 1));
+  file.replace(16, 8, std::string("\0\0\xFF\xFF\0\0\xFF\xFF", 8));   // 65535 x 65535; the checksum of IHDR is wrong, too
+  EXPECT_FALSE(DecodeImage(file).ok());
+}
+
+// Expected values: Pillow 12's BICUBIC on a float image (mode F), which works the same way in fp32, cut to [0, 255].
+TEST(ResizeRegion, EqualsPillow) {
+  Pixels image{13, 17, 1, {}};
+  for (int y = 0; y < 13; ++y)
+    for (int x = 0; x < 17; ++x) image.values_HWC.push_back(static_cast<uint8_t>((x * 37 + y * 59 + (x * y) % 7 * 11) % 256));
+  const auto check = [&](const Region& region, int height, int width, int step_y, int step_x, const std::vector<float>& expected) {
+    std::vector<float> out(height * width);
+    ResizeRegion(image, region, height, width, out.data());
+    size_t i = 0;
+    for (int y = 0; y < height; y += step_y)
+      for (int x = 0; x < width; x += step_x) EXPECT_NEAR(out[y * width + x], expected[i++], 0.002f) << y << " " << x;
+    EXPECT_EQ(i, expected.size());
+  };
+  const Region whole{0, 0, 13, 17};
+  check(whole, 5, 6, 1, 2, {104.195f, 103.797f, 124.054f, 142.808f, 163.539f, 140.738f, 156.137f, 116.152f, 73.135f, 113.39f, 122.757f, 141.957f, 140.932f, 135.222f, 116.749f});
+  check(whole, 20, 23, 6, 7, {0, 196.865f, 115.273f, 55.0f, 245.722f, 223.698f, 136.398f, 78.538f, 220.511f, 161.918f, 73.717f, 80.043f, 176.33f, 160.181f, 54.001f, 122.429f});
+  check(whole, 13, 17, 4, 5, {0, 185, 114, 43, 236, 231, 149, 67, 216, 200, 107, 14, 196, 169, 65, 38});
+  check({2, 3, 9, 12}, 4, 4, 1, 1, {99.532f, 174.382f, 105.018f, 157.815f, 139.867f, 120.068f, 106.982f, 99.243f, 102.097f, 148.793f, 100.11f, 132.77f, 143.274f, 98.392f, 154.826f, 111.496f});
+}
+
+TEST(RandomRegion, CoversTheAskedScalesAndRatiosAndDependsOnTheVisitAlone) {
+  v1::DataSpec data;
+  data.add_crop_scale(0.2), data.add_crop_scale(1);
+  data.add_crop_ratio(0.75), data.add_crop_ratio(4.0 / 3);
+  double least = 1, most = 0, mean = 0;
+  for (uint64_t id = 0; id < 2000; ++id) {
+    const Visit visit{0, id, 7, 3, true};
+    const Region region = RandomRegion(data, visit, 200, 300);
+    ASSERT_TRUE(region.top >= 0 && region.left >= 0 && region.top + region.height <= 200 && region.left + region.width <= 300);
+    const double area = region.height * region.width / 60000.0, ratio = double(region.width) / region.height;
+    ASSERT_TRUE(area > 0.19 && area < 1.01) << area;
+    ASSERT_TRUE(ratio > 0.73 && ratio < 1.53) << ratio;
+    least = std::min(least, area), most = std::max(most, area), mean += area / 2000;
+    const Region again = RandomRegion(data, visit, 200, 300);
+    EXPECT_TRUE(again.top == region.top && again.left == region.left && again.width == region.width);
+  }
+  EXPECT_LT(least, 0.21);
+  EXPECT_GT(most, 0.8);
+  EXPECT_NEAR(mean, 0.5, 0.08);
+  const Region tall = RandomRegion(data, Visit{0, 0, 7, 3, true}, 300, 3);   // no try fits: the largest centred one
+  EXPECT_TRUE(tall.width == 3 && tall.height == 4 && tall.top == 148);
+}
+
+TEST(CentreRegion, SevenEighths) {
+  const Region region = CentreRegion(256, 512, 224, 224);
+  EXPECT_TRUE(region.height == 224 && region.width == 224 && region.top == 16 && region.left == 144);
+  const Region tiny = CentreRegion(1, 1, 64, 64);
+  EXPECT_TRUE(tiny.height == 1 && tiny.width == 1 && tiny.top == 0);
+}
+
+v1::DataSpec Images() {
+  v1::DataSpec data;
+  data.set_source("images");
+  data.set_flip(0);
+  return data;
+}
+
+TEST(ImageFolder, ClassesAreSubFoldersInOrder) {
+  TestFolder folder;
+  folder.Write("b/2.png", Png(Ramp(8, 8, 3)));
+  folder.Write("a/deep/1.JPG", Jpeg(Ramp(8, 8, 1)));
+  folder.Write("a/notes.txt", "x");
+  folder.Write("a/.hidden.png", "x");
+  folder.Write("c/empty.txt", "x");
+  const auto dataset = OpenDataset(Images(), folder.Path(""), InputGeometry(3, {8, 8}), nullptr);
+  ASSERT_TRUE(dataset.ok()) << dataset.status();
+  EXPECT_EQ((*dataset)->count(), 2);
+  EXPECT_EQ((*dataset)->num_classes(), 3);
+  EXPECT_EQ((*dataset)->class_name(1), "b");
+  EXPECT_EQ((*dataset)->label(0), 0);
+  EXPECT_EQ((*dataset)->label(1), 1);
+  EXPECT_THAT((*dataset)->SampleName(0), HasSubstr("a/deep/1.JPG (sample 0)"));
+  EXPECT_THAT((*dataset)->Describe(), HasSubstr("2 other files"));
+}
+
+TEST(ImageFolder, RefusesMixturesEmptinessAndOtherShapes) {
+  TestFolder folder;
+  const auto refusal = [&](const std::string& path, int chans, std::vector<int64_t> size, v1::DataSpec data = Images()) {
+    const auto dataset = OpenDataset(data, path, InputGeometry(chans, std::move(size)), nullptr);
+    EXPECT_FALSE(dataset.ok());
+    return dataset.ok() ? "" : std::string(dataset.status().message());
+  };
+  EXPECT_THAT(refusal(folder.Path("none"), 3, {8, 8}), HasSubstr("No such file"));
+  folder.Write("a/notes.txt", "x");
+  EXPECT_THAT(refusal(folder.Path(""), 3, {8, 8}), HasSubstr("0 images"));
+  folder.Write("a/1.png", Png(Ramp(8, 8, 3)));
+  EXPECT_THAT(refusal(folder.Path(""), 3, {64}), HasSubstr("input_size [H, W]"));
+  EXPECT_THAT(refusal(folder.Path(""), 8, {8, 8}), HasSubstr("in_chans 1 or 3, it is 8"));
+  v1::DataSpec data = Images();
+  data.add_mean(0.5);
+  EXPECT_THAT(refusal(folder.Path(""), 3, {8, 8}, data), HasSubstr("data.mean has 1 values"));
+  folder.Write("2.png", Png(Ramp(8, 8, 3)));
+  EXPECT_THAT(refusal(folder.Path(""), 3, {8, 8}), HasSubstr("both images (2.png) and folders (a)"));
+}
+
+TEST(ImageFolder, GrayToThreeRgbToOneAndNormalisation) {
+  TestFolder folder;
+  folder.Write("1.png", Png(Pixels{1, 1, 1, {51}}));
+  folder.Write("2.png", Png(Pixels{1, 1, 3, {100, 150, 200}}));
+  const auto three = OpenDataset(Images(), folder.Path(""), InputGeometry(3, {1, 1}), nullptr);
+  ASSERT_TRUE(three.ok()) << three.status();
+  float rgb[3];
+  ASSERT_TRUE((*three)->Read({0, 0, 0, 0, false}, rgb).ok());
+  EXPECT_NEAR(rgb[0], (0.2 - 0.485) / 0.229, 1e-5);
+  EXPECT_NEAR(rgb[1], (0.2 - 0.456) / 0.224, 1e-5);
+  EXPECT_NEAR(rgb[2], (0.2 - 0.406) / 0.225, 1e-5);
+  const auto one = OpenDataset(Images(), folder.Path(""), InputGeometry(1, {1, 1}), nullptr);
+  ASSERT_TRUE(one.ok());
+  float gray;
+  ASSERT_TRUE((*one)->Read({1, 1, 0, 0, false}, &gray).ok());
+  EXPECT_NEAR(gray, ((0.299 * 100 + 0.587 * 150 + 0.114 * 200) / 255 - 0.5) / 0.5, 1e-5);
+}
+
+TEST(ImageFolder, FlipMirrorsHalfOfTheVisits) {
+  TestFolder folder;
+  folder.Write("1.png", Png(Ramp(4, 4, 1)));
+  v1::DataSpec data = Images();
+  data.add_crop_scale(1), data.add_crop_scale(1);
+  data.add_crop_ratio(1), data.add_crop_ratio(1);
+  data.set_flip(0.5);
+  const auto dataset = OpenDataset(data, folder.Path(""), InputGeometry(1, {4, 4}), nullptr);
+  ASSERT_TRUE(dataset.ok());
+  int flipped = 0;
+  for (uint64_t id = 0; id < 400; ++id) {
+    float x[16];
+    ASSERT_TRUE((*dataset)->Read({0, id, 1, 0, true}, x).ok());
+    flipped += x[0] > x[3];   // the ramp rises to the right
+  }
+  EXPECT_NEAR(flipped, 200, 40);
+}
+
+TEST(ImageFolder, UnreadableFilesAreNamed) {
+  TestFolder folder;
+  const std::string jpeg = Jpeg(Ramp(64, 64, 3));
+  folder.Write("700.jpg", "");
+  folder.Write("701.jpg", jpeg.substr(0, jpeg.size() - 54));
+  folder.Write("702.jpg", "text");
+  const auto dataset = OpenDataset(Images(), folder.Path(""), InputGeometry(3, {8, 8}), nullptr);
+  ASSERT_TRUE(dataset.ok());
+  float x[3 * 64];
+  const char* expected[] = {"empty file", "cut short", "neither JPEG nor PNG"};
+  for (uint64_t i = 0; i < 3; ++i) {
+    const absl::Status status = (*dataset)->Read({i, i, 0, 0, true}, x);
+    EXPECT_EQ(ReasonOf(status), v1::REASON_DATA_ERROR);
+    EXPECT_THAT(std::string(status.message()), testing::AllOf(HasSubstr("70" + std::to_string(i) + ".jpg (sample " + std::to_string(i) + ")"), HasSubstr(expected[i])));
+  }
+}
+
+}  // namespace
+}  // namespace hierad

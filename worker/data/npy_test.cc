@@ -1,0 +1,222 @@
+#include <sys/resource.h>
+#include <unistd.h>
+
+#include <cstring>
+
+#include "absl/strings/str_cat.h"
+#include "base/status.h"
+#include "base/subprocess.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "worker/data/npy_file.h"
+#include "worker/data/signal_source.h"
+#include "worker/data/test_files.h"
+
+namespace hierad {
+namespace {
+
+using testing::ElementsAre;
+using testing::HasSubstr;
+
+template <typename T>
+std::string Bytes(std::vector<T> values) {
+  return std::string(reinterpret_cast<const char*>(values.data()), values.size() * sizeof(T));
+}
+
+const std::string kSmall = "{'descr': '<f4', 'fortran_order': False, 'shape': (2, 3), }";
+const std::string kSix = Bytes<float>({1, 2, 3, 4, 5, 6});
+
+std::vector<float> Row(const NpyFile& file, int64_t index) {
+  std::vector<float> row(file.header().elements / file.header().shape[0]);
+  const absl::Status status = file.ReadRow(index, row.data());
+  EXPECT_TRUE(status.ok()) << status;
+  return row;
+}
+
+TEST(Npy, ReadsEveryHeaderVersionAndPadding) {
+  TestFolder folder;
+  const std::string long_gap(2000, ' ');
+  for (const std::string& bytes : {NpyBytes(kSmall, kSix, 1, 16), NpyBytes(kSmall, kSix, 1, 64), NpyBytes(kSmall, kSix, 1, 1),
+                                   NpyBytes(kSmall + long_gap, kSix, 2), NpyBytes(kSmall + long_gap, kSix, 3),
+                                   NpyBytes("{'shape':(2,3),\"fortran_order\":False,'descr':'<f4'}", kSix),
+                                   NpyBytes("{'shape': (2L, 3L), 'descr': '<f4', 'fortran_order': False}", kSix)}) {
+    const auto file = NpyFile::Open(folder.Write("a.npy", bytes));
+    ASSERT_TRUE(file.ok()) << file.status();
+    EXPECT_THAT(Row(*file, 0), ElementsAre(1, 2, 3));
+    EXPECT_THAT(Row(*file, 1), ElementsAre(4, 5, 6));
+  }
+}
+
+std::string Refusal(const TestFolder& folder, const std::string& bytes) {
+  const auto file = NpyFile::Open(folder.Write("b.npy", bytes));
+  EXPECT_FALSE(file.ok());
+  if (file.ok()) return "";
+  EXPECT_EQ(ReasonOf(file.status()), v1::REASON_DATA_ERROR);
+  EXPECT_THAT(std::string(file.status().message()), HasSubstr("b.npy"));
+  return std::string(file.status().message());
+}
+
+TEST(Npy, RefusesOtherTypesNamingTheTypeAndTheAcceptedOnes) {
+  TestFolder folder;
+  for (const std::string descr : {"|O", "<c8", "<U3", "|S4", "<M8[ns]", "|V8", "<u2", "<i3", "|f4"}) {
+    const std::string message = Refusal(folder, NpyBytes("{'descr': '" + descr + "', 'fortran_order': False, 'shape': (1,)}", "0123456789abcdef"));
+    EXPECT_THAT(message, HasSubstr("'" + descr + "'"));
+    EXPECT_THAT(message, HasSubstr("accepted: |b1"));
+  }
+  EXPECT_THAT(Refusal(folder, NpyBytes("{'descr': [('shape', '<f4'), ('y', '<i2')], 'fortran_order': False, 'shape': (1,)}", "01234567")),
+              testing::AllOf(HasSubstr("structured type [('shape', '<f4')"), HasSubstr("accepted: |b1")));
+}
+
+TEST(Npy, RefusesDamage) {
+  TestFolder folder;
+  const std::string good = NpyBytes(kSmall, kSix);
+  for (size_t size = 0; size < good.size(); ++size) {
+    EXPECT_NE(Refusal(folder, good.substr(0, size)), "") << size;
+  }
+  EXPECT_THAT(Refusal(folder, good.substr(0, good.size() - 1)), HasSubstr("needs a file of 152 bytes, it has 151"));
+  const auto with_shape = [&](const std::string& shape) {
+    return NpyBytes("{'descr': '<f4', 'fortran_order': False, 'shape': " + shape + "}", kSix);
+  };
+  EXPECT_THAT(Refusal(folder, with_shape("(1099511627776, 1099511627776)")), HasSubstr("more than 2^63 bytes"));
+  EXPECT_THAT(Refusal(folder, with_shape("(2305843009213693952,)")), HasSubstr("more than 2^63 bytes"));
+  EXPECT_THAT(Refusal(folder, with_shape("(99999999999999999999,)")), HasSubstr("beyond 64 bits"));
+  EXPECT_THAT(Refusal(folder, with_shape("(-1,)")), HasSubstr("0 or more"));
+  EXPECT_THAT(Refusal(folder, with_shape("__import__('os')")), HasSubstr("'(' expected"));
+  EXPECT_THAT(Refusal(folder, NpyBytes("{'descr': '<f4', 'descr': '<f4', 'fortran_order': False, 'shape': (1,)}", kSix)), HasSubstr("doubled"));
+  EXPECT_THAT(Refusal(folder, NpyBytes("{'descr': '<f4', 'shape': (1,)}", kSix)), HasSubstr("no 'fortran_order'"));
+  EXPECT_THAT(Refusal(folder, "PK\x03\x04 a zip file, really"), HasSubstr("not an npy file"));
+}
+
+// Every supported type, byte order and memory order as NumPy itself writes them, against NumPy's own conversion.
+TEST(Npy, EqualsNumpyBitForBit) {
+  const char* python = std::getenv("HIERAD_PYTHON");
+  ASSERT_TRUE(python && access(python, X_OK) == 0) << "HIERAD_PYTHON must name the Python that tools/setup made";
+  TestFolder folder;
+  const std::string script = folder.Write("make.py", R"(
+import sys
+import numpy as np
+out = sys.argv[1]
+rng = np.random.default_rng(0)
+for descr in ['|b1', '|u1', '|i1', '<i2', '>i2', '<i4', '>i4', '<f2', '>f2', '<f4', '>f4', '<f8', '>f8']:
+    for order in 'CF':
+        dtype = np.dtype(descr)
+        bits = rng.integers(0, 256, (3, 4, 2, 5, dtype.itemsize), dtype=np.uint8)
+        if descr == '|b1':
+            bits %= 2
+        a = bits.view(dtype)[..., 0]
+        if dtype.kind == 'f':
+            a = np.where(np.isnan(a), dtype.type(1.5), a)
+            a[0, 0, 0] = np.array([0, -0.0, 6e-8, np.inf, -6.1e-5])
+        a = np.array(a, dtype=descr, order=order)
+        name = f'{out}/{descr[1:]}{"b" if descr[0] == ">" else "l"}{order}'
+        np.save(name + '.npy', a)
+        with np.errstate(all='ignore'):
+            np.ascontiguousarray(a.astype(np.float32)).tofile(name + '.expected')
+)");
+  SubprocessOptions options;
+  options.argv = {python, script, folder.Path("")};
+  const auto made = RunCommand(options, std::chrono::seconds(50));
+  ASSERT_TRUE(made.ok()) << made.status();
+  ASSERT_TRUE(made->exit.ok()) << made->err;
+  int files = 0;
+  for (const auto& entry : std::filesystem::directory_iterator(folder.Path(""))) {
+    if (entry.path().extension() != ".npy") continue;
+    ++files;
+    const auto file = NpyFile::Open(entry.path());
+    ASSERT_TRUE(file.ok()) << file.status();
+    ASSERT_THAT(file->header().shape, ElementsAre(3, 4, 2, 5));
+    std::vector<float> got;
+    for (int64_t i = 0; i < 3; ++i)
+      for (float value : Row(*file, i)) got.push_back(value);
+    const auto expected = ReadFile(std::filesystem::path(entry.path()).replace_extension(".expected"), 1 << 20);
+    ASSERT_TRUE(expected.ok());
+    EXPECT_TRUE(*expected == Bytes(got)) << entry.path();
+  }
+  EXPECT_EQ(files, 26);
+}
+
+TEST(NpySource, ShapesAndLabels) {
+  TestFolder folder;
+  const auto array = [&](const std::string& name, const std::string& shape) {
+    return folder.Write(name, NpyBytes("{'descr': '|u1', 'fortran_order': False, 'shape': " + shape + "}", std::string(64, '\1')));
+  };
+  const auto bare = OpenNpy(array("a.npy", "(4, 16)"), 1, 1);
+  ASSERT_TRUE(bare.ok()) << bare.status();
+  EXPECT_EQ((*bare)->channels(), 1);
+  EXPECT_THAT((*bare)->axes(), ElementsAre(16));
+  EXPECT_EQ((*bare)->num_classes(), 0);
+  EXPECT_EQ((*bare)->label(0), -1);
+  folder.Write("a_labels.npy", NpyBytes("{'descr': '>i8', 'fortran_order': False, 'shape': (4,)}", std::string("\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\2\xFF\xFF\xFF\xFF\xFF\xFF\xFF\xFF\0\0\0\0\0\0\0\1", 32)));
+  const auto labelled = OpenNpy(array("a.npy", "(4, 2, 8)"), 1, 2);
+  ASSERT_TRUE(labelled.ok()) << labelled.status();
+  EXPECT_EQ((*labelled)->channels(), 2);
+  EXPECT_EQ((*labelled)->num_classes(), 3);
+  EXPECT_EQ((*labelled)->label(1), 2);
+  EXPECT_EQ((*labelled)->label(2), -1);
+  EXPECT_EQ((*labelled)->label(3), 1);
+
+  const auto refusal = [&](const std::string& shape, int dims, int chans) {
+    const auto source = OpenNpy(array("c.npy", shape), dims, chans);
+    EXPECT_FALSE(source.ok()) << shape;
+    return source.ok() ? "" : std::string(source.status().message());
+  };
+  EXPECT_THAT(refusal("()", 1, 1), HasSubstr("shape ()"));
+  EXPECT_THAT(refusal("(64,)", 1, 1), HasSubstr("or without channels"));
+  EXPECT_THAT(refusal("(4, 16)", 1, 8), HasSubstr("shape (4, 16)"));
+  EXPECT_THAT(refusal("(0, 8, 224)", 1, 8), HasSubstr("0 samples"));
+  EXPECT_THAT(refusal("(8, 0, 224)", 1, 8), HasSubstr("at least 1 is needed"));
+  folder.Write("c_labels.npy", NpyBytes("{'descr': '|u1', 'fortran_order': False, 'shape': (5,)}", "12345"));
+  EXPECT_THAT(refusal("(4, 2, 8)", 1, 2), HasSubstr("labels of shape (5)"));
+  folder.Write("c_labels.npy", NpyBytes("{'descr': '<f4', 'fortran_order': False, 'shape': (4,)}", std::string(16, '\0')));
+  EXPECT_THAT(refusal("(4, 2, 8)", 1, 2), HasSubstr("whole numbers"));
+}
+
+// 5 GiB, more than 2^31 elements: the last sample is exact and no memory grows with the file.
+TEST(NpySource, LargeSparseFileWithLittleMemory) {
+  TestFolder folder;
+  const int64_t rows = 5 * 1024, row_bytes = 1 << 20;
+  const std::string path = folder.Write("big.npy", NpyBytes(absl::StrCat("{'descr': '|i1', 'fortran_order': False, 'shape': (", rows, ", 4, ", row_bytes / 4, ")}"), ""));
+  std::string last(row_bytes, '\0');
+  for (int64_t i = 0; i < row_bytes; ++i) last[i] = static_cast<char>(i * 7 % 251 - 120);
+  {
+    std::fstream file(path, std::ios::in | std::ios::out | std::ios::binary);
+    file.seekp(static_cast<int64_t>(std::filesystem::file_size(path)) + (rows - 1) * row_bytes);
+    file << last;
+  }
+  rlimit before{};
+  ASSERT_EQ(getrlimit(RLIMIT_AS, &before), 0);
+  const rlimit low{1 << 30, before.rlim_max};
+  ASSERT_EQ(setrlimit(RLIMIT_AS, &low), 0);
+  const auto source = OpenNpy(path, 1, 4);
+  std::vector<float> row(row_bytes);
+  const absl::Status read = source.ok() ? (*source)->Read(rows - 1, row.data()) : source.status();
+  ASSERT_EQ(setrlimit(RLIMIT_AS, &before), 0);
+  ASSERT_TRUE(read.ok()) << read;
+  for (int64_t i = 0; i < row_bytes; ++i) ASSERT_EQ(row[i], static_cast<float>(static_cast<int8_t>(last[i]))) << i;
+}
+
+TEST(NpySource, AFileCutWhileInUseIsAnError) {
+  TestFolder folder;
+  const std::string path = folder.Write("a.npy", NpyBytes("{'descr': '<f4', 'fortran_order': False, 'shape': (2, 1, 3)}", kSix));
+  const auto source = OpenNpy(path, 1, 1);
+  ASSERT_TRUE(source.ok()) << source.status();
+  std::filesystem::resize_file(path, std::filesystem::file_size(path) - 4);
+  float row[3];
+  EXPECT_TRUE((*source)->Read(0, row).ok());
+  const absl::Status status = (*source)->Read(1, row);
+  EXPECT_EQ(ReasonOf(status), v1::REASON_DATA_ERROR);
+  EXPECT_THAT(std::string(status.message()), HasSubstr("cut while in use"));
+}
+
+TEST(NpySource, PathsAreBytes) {
+  TestFolder folder;
+  for (const std::string name : {"Çelik/été 1.npy", "line\nbreak.npy", "byte\xFF.npy"}) {
+    const std::string path = folder.Write(name, NpyBytes("{'descr': '<f4', 'fortran_order': False, 'shape': (2, 1, 3)}", kSix));
+    const auto source = OpenNpy(path, 1, 1);
+    ASSERT_TRUE(source.ok()) << source.status();
+    for (unsigned char c : (*source)->SampleName(1)) EXPECT_TRUE(c >= 0x20 && c != 0xFF) << (*source)->SampleName(1);
+  }
+}
+
+}  // namespace
+}  // namespace hierad
