@@ -1,0 +1,135 @@
+#include "server/agent/agent.h"
+
+#include <poll.h>
+#include <signal.h>
+#include <sys/eventfd.h>
+#include <sys/signalfd.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <algorithm>
+
+#include "base/clock.h"
+#include "hierad/version.h"
+#include "spdlog/spdlog.h"
+
+namespace hierad {
+namespace {
+
+using std::chrono::milliseconds;
+
+constexpr milliseconds kReportEvery{800};     // hierad expects a sign of life each second
+constexpr milliseconds kBackoffLeast{100};
+constexpr milliseconds kBackoffMost{2000};    // short: a restarted hierad waits for its agents
+constexpr milliseconds kGraceDefault{10'000}; // until hierad has said another
+
+}  // namespace
+
+Agent::Agent(Options options, std::unique_ptr<Ranks> ranks)
+    : options_(std::move(options)), ranks_(std::move(ranks)), wake_(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)),
+      grace_(kGraceDefault), backoff_(kBackoffLeast) {}
+
+Agent::~Agent() = default;
+
+Agent::Time Agent::Now() { return Clock::System().Monotonic(); }
+
+absl::Status Agent::Run() {
+  if (!wake_) return absl::InternalError("cannot make an eventfd: the limit of open files is too low; see ulimit -n");
+  while (true) {
+    if (!session_ && Now() >= next_connect_) Connect();
+    if (changed_ || Now() >= next_report_) Report();
+    if (leaving_ && !ending_) {
+      ranks_->SayGoodbye();
+      return absl::OkStatus();
+    }
+    if (ending_ && ranks_->running() == 0) return absl::OkStatus();
+    Wait();
+    OnSession();
+  }
+}
+
+void Agent::Wait() {
+  std::vector<pollfd> fds = {{options_.signals, POLLIN, 0}, {wake_.get(), POLLIN, 0}};
+  ranks_->AppendPollFds(&fds);
+  Time until = next_report_;
+  if (!session_) until = std::min(until, next_connect_);
+  const auto wait = std::chrono::ceil<milliseconds>(std::max(Time{0}, until - Now()));
+  if (poll(fds.data(), fds.size(), int(wait.count())) <= 0) return;
+  if (fds[0].revents != 0) {
+    signalfd_siginfo info;
+    while (read(options_.signals, &info, sizeof info) == sizeof info) OnSignal(int(info.ssi_signo));
+  }
+  uint64_t count = 0;
+  if (fds[1].revents != 0 && read(wake_.get(), &count, sizeof count) < 0) count = 0;
+  for (size_t i = 2; i < fds.size(); ++i) {
+    if (fds[i].revents != 0 && ranks_->OnReady(fds[i].fd)) changed_ = true;
+  }
+}
+
+void Agent::OnSignal(int number) {
+  if (number == SIGCHLD) {
+    // Keepers only: what they leave is on their sockets and in their records.
+    while (waitpid(-1, nullptr, WNOHANG) > 0) {
+    }
+    return;
+  }
+  if (!options_.session_lifetime) {
+    spdlog::info("leaving; {} ranks go on and wait for the next agent", ranks_->running());
+    leaving_ = true;
+    return;
+  }
+  // A second signal: without grace.
+  spdlog::info("ending {} ranks{}", ranks_->running(), ending_ ? " at once" : "");
+  ranks_->EndAll(ending_ ? milliseconds{0} : grace_);
+  ending_ = true;
+}
+
+void Agent::OnSession() {
+  if (!session_) return;
+  while (std::optional<v1::AgentOrders> orders = session_->TakeOrders()) {
+    if (!heard_) spdlog::info("connected to {}", options_.server);
+    heard_ = true;
+    away_said_ = false;
+    backoff_ = kBackoffLeast;
+    changed_ = true;
+    orders_seen_ = orders->sequence();
+    grace_ = milliseconds(std::max<int64_t>(0, orders->grace_ms()));
+    if (!ending_) ranks_->Apply(*orders);
+  }
+  const std::optional<absl::Status> closed = session_->Closed();
+  if (!closed) return;
+  if (!away_said_) {
+    spdlog::warn("no connection to hierad at {}: {}; {} ranks go on, trying again", options_.server,
+                 std::string(closed->message()), ranks_->running());
+    away_said_ = true;
+  }
+  session_.reset();
+  next_connect_ = Now() + backoff_;
+  backoff_ = std::min(backoff_ * 2, kBackoffMost);
+}
+
+void Agent::Connect() {
+  heard_ = false;
+  // Captures the descriptor's number alone: wake_ outlives session_.
+  session_ = OpenAgentSession(options_.server, [fd = wake_.get()] {
+    const uint64_t one = 1;
+    [[maybe_unused]] const ssize_t written = write(fd, &one, sizeof one);
+  });
+  changed_ = true;
+}
+
+void Agent::Report() {
+  next_report_ = Now() + kReportEvery;
+  changed_ = false;
+  if (!session_) return;
+  v1::AgentReport report;
+  report.set_node(options_.node);
+  report.set_instance(options_.instance);
+  report.mutable_slots()->Add(options_.slots.begin(), options_.slots.end());
+  for (v1::RankProcess& process : ranks_->Snapshot()) *report.add_processes() = std::move(process);
+  report.set_orders_seen(orders_seen_);
+  report.set_version(std::string(Version()));
+  session_->Offer(report);
+}
+
+}  // namespace hierad

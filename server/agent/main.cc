@@ -1,0 +1,152 @@
+// hierad-agent: flags and wiring.
+#include <fcntl.h>
+#include <signal.h>
+#include <sys/file.h>
+#include <sys/signalfd.h>
+#include <unistd.h>
+
+#include <climits>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <filesystem>
+#include <random>
+#include <string>
+
+#include "CLI/CLI.hpp"
+#include "base/fs.h"
+#include "base/status.h"
+#include "hierad/version.h"
+#include "server/agent/agent.h"
+#include "server/agent/keeper.h"
+#include "server/agent/ranks.h"
+#include "server/agent/slots.h"
+#include "spdlog/sinks/stdout_color_sinks.h"
+#include "spdlog/spdlog.h"
+
+namespace hierad {
+namespace {
+
+struct Flags {
+  std::string server, node, state, worker, gpus = "auto", lifetime = "service";
+  int cpu_slots = -1;
+};
+
+std::string HostName() {
+  char name[HOST_NAME_MAX + 1] = "";
+  gethostname(name, sizeof name - 1);
+  return name;
+}
+
+std::string OwnFolder() {
+  char path[PATH_MAX] = "";
+  const ssize_t n = readlink("/proc/self/exe", path, sizeof path - 1);
+  return n > 0 ? FolderOf(std::string(path, size_t(n))) : ".";
+}
+
+std::string RandomId() {
+  std::random_device random;
+  char text[17];
+  std::snprintf(text, sizeof text, "%08x%08x", random(), random());
+  return text;
+}
+
+// Held as long as the process lives: closed on exec, so no rank inherits it.
+absl::StatusOr<UniqueFd> LockState(const std::string& folder) {
+  RETURN_IF_ERROR(MakeFolders(folder, 0700));
+  const std::string path = JoinPath(folder, "agent.lock");
+  UniqueFd lock(open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0600));
+  if (!lock) return ErrnoStatus(errno, "cannot open", path);
+  if (flock(lock.get(), LOCK_EX | LOCK_NB) != 0) {
+    char pid[32] = "";
+    if (pread(lock.get(), pid, sizeof pid - 1, 0) <= 0) std::strcpy(pid, "unknown");
+    return absl::FailedPreconditionError("the state folder \"" + folder + "\" is in use by another agent (process " +
+                                         pid + "); stop that one, or give this one another --state");
+  }
+  const std::string pid = std::to_string(getpid());
+  if (ftruncate(lock.get(), 0) != 0) return ErrnoStatus(errno, "cannot write", path);
+  RETURN_IF_ERROR(WriteAll(lock.get(), pid, path));
+  return lock;
+}
+
+// The folder's identity, made once.
+absl::StatusOr<std::string> StateId(const std::string& folder) {
+  const std::string path = JoinPath(folder, "agent.id");
+  if (!Exists(path)) RETURN_IF_ERROR(WriteFileAtomic(path, RandomId(), 0600));
+  ASSIGN_OR_RETURN(std::string id, ReadFile(path, 64));
+  if (id.size() != 16 || id.find_first_not_of("0123456789abcdef") != std::string::npos) {
+    return absl::DataLossError("\"" + path + "\" is damaged: it should hold 16 hexadecimal digits; remove it while no "
+                               "rank of this agent runs");
+  }
+  return id;
+}
+
+absl::Status Serve(const Flags& flags) {
+  // Before any thread exists: every thread of gRPC inherits the mask, so the signals come to the loop alone.
+  sigset_t signals;
+  sigemptyset(&signals);
+  for (const int number : {SIGTERM, SIGINT, SIGCHLD}) sigaddset(&signals, number);
+  sigprocmask(SIG_BLOCK, &signals, nullptr);
+  signal(SIGPIPE, SIG_IGN);
+  const UniqueFd signal_fd(signalfd(-1, &signals, SFD_CLOEXEC | SFD_NONBLOCK));
+
+  char absolute[PATH_MAX];
+  RETURN_IF_ERROR(MakeFolders(flags.state, 0700));
+  if (realpath(flags.state.c_str(), absolute) == nullptr) return ErrnoStatus(errno, "cannot use", flags.state);
+  const std::string state = absolute;
+  ASSIGN_OR_RETURN(const UniqueFd lock, LockState(state));
+  SlotOptions slot_options{.cpu_slots = flags.cpu_slots, .detect_gpus = flags.gpus == "auto"};
+  slot_options.cuda_visible_devices = std::getenv("CUDA_VISIBLE_DEVICES");
+  Agent::Options options{.server = flags.server, .node = flags.node, .instance = RandomId()};
+  ASSIGN_OR_RETURN(options.slots, DetectSlots(slot_options));
+  options.session_lifetime = flags.lifetime == "session";
+  options.signals = signal_fd.get();
+  // Absolute: the worker is started in the run's folder.
+  std::error_code error;
+  const std::string worker = std::filesystem::absolute(flags.worker, error).string();
+  Ranks::Options ranks_options{.state_folder = state, .worker = worker};
+  ASSIGN_OR_RETURN(ranks_options.agent_id, StateId(state));
+  ASSIGN_OR_RETURN(std::unique_ptr<Ranks> ranks, Ranks::Open(ranks_options));
+  spdlog::info("hierad-agent {} on {}: {} slots, {} ranks adopted, state {}", std::string(Version()), flags.node,
+               options.slots.size(), ranks->running(), state);
+  return Agent(std::move(options), std::move(ranks)).Run();
+}
+
+int Main(int argc, char** argv) {
+  Flags flags;
+  flags.node = HostName();
+  flags.worker = JoinPath(OwnFolder(), "hiera-worker");
+  CLI::App app{"hierad-agent: runs the ranks that hierad gives to this node."};
+  app.set_version_flag("--version", std::string(Version()) + " (" + std::string(Commit()) + ")");
+  app.add_option("--server", flags.server, "hierad's endpoint: unix:/path or host:port")->required();
+  app.add_option("--node", flags.node, "Name of this node")->capture_default_str();
+  app.add_option("--state", flags.state, "Folder of this agent alone; made if missing")->required();
+  app.add_option("--cpu-slots", flags.cpu_slots, "CPU ranks at a time; default: one per core")
+      ->check(CLI::Range(0, 1024));
+  app.add_option("--worker", flags.worker, "The worker's binary")->capture_default_str();
+  app.add_option("--gpus", flags.gpus, "auto: one slot per NVIDIA GPU found; none")
+      ->check(CLI::IsMember({"auto", "none"}))->capture_default_str();
+  app.add_option("--lifetime", flags.lifetime,
+                 "At SIGTERM - service: ranks go on for the next agent; session: they are ended first")
+      ->check(CLI::IsMember({"service", "session"}))->capture_default_str();
+  try {
+    app.parse(argc, argv);
+  } catch (const CLI::ParseError& error) {
+    return app.exit(error) == 0 ? 0 : 1;
+  }
+  spdlog::set_default_logger(spdlog::stderr_color_mt("hierad-agent"));
+  spdlog::set_pattern("%Y-%m-%d %H:%M:%S.%e agent %l: %v");
+  if (const absl::Status status = Serve(flags); !status.ok()) {
+    std::fprintf(stderr, "hierad-agent: %s\n", std::string(status.message()).c_str());
+    return 1;
+  }
+  return 0;
+}
+
+}  // namespace
+}  // namespace hierad
+
+int main(int argc, char** argv) {
+  if (argc > 1 && std::strcmp(argv[1], "--keeper") == 0) return hierad::KeeperMain(argc, argv);
+  return hierad::Main(argc, argv);
+}
