@@ -1,0 +1,37 @@
+// metrics.jsonl: one JSON object a line, one line an optimizer step, each step exactly once over all attempts. A resumed
+// run drops the lines beyond the checkpoint it starts from: those steps are run again. Keys are StepMetrics' fields;
+// non-finite numbers, which JSON lacks, are the strings "NaN", "Infinity", "-Infinity". Used by one thread.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "base/fs.h"
+#include "hierad/v1/job.pb.h"
+
+namespace hierad {
+
+class MetricsFile {
+ public:
+  // Opens `run_folder`/metrics.jsonl to go on after `step`: lines of later steps and a torn last line are cut off.
+  // `recent`: the last of the lines kept, at most `most_recent`.
+  static absl::StatusOr<MetricsFile> Open(const std::string& run_folder, int64_t step, size_t most_recent,
+                                          std::vector<v1::StepMetrics>* recent);
+
+  absl::Status Append(const v1::StepMetrics& metrics);
+  // The lines so far survive a power failure: called before a checkpoint that stands for them becomes durable.
+  absl::Status Sync();
+
+ private:
+  std::string path_;
+  UniqueFd fd_;
+};
+
+std::string MetricsLine(const v1::StepMetrics& metrics);   // without the newline
+// False: no line that MetricsLine makes.
+bool ParseMetricsLine(const std::string& line, v1::StepMetrics* metrics);
+
+}  // namespace hierad
