@@ -29,12 +29,16 @@ class StepPlan {
     Input();
     Patch();
     Encoder();
-    mae_ ? HeadsAndDecoder() : Classifier();
+    mae_ ? Heads() : PooledNorm();
+    if (!plan_.options.features) mae_ ? Decoder() : Classifier();
     plan_.forward_ops = int(plan_.forward_backward.size());
-    mae_ ? HeadsAndDecoderBackward() : ClassifierBackward();
-    EncoderBackward();
-    PatchBackward();
-    Update();
+    FlatBuffers();
+    if (!plan_.options.features) {
+      mae_ ? HeadsAndDecoderBackward() : ClassifierBackward();
+      EncoderBackward();
+      PatchBackward();
+      Update();
+    }
     PlaceTensors(&plan_);
   }
 
@@ -73,7 +77,7 @@ class StepPlan {
     b_.Emit("input", ConvertInput{plan_.scalars, plan_.source, plan_.source_ids, plan_.source_labels, scale, shift, plan_.x,
                                   plan_.visit_ids, plan_.labels, batch_, channels, samples},
             {plan_.scalars, plan_.source, plan_.source_ids, plan_.source_labels, scale, shift}, {plan_.x, plan_.visit_ids, plan_.labels});
-    if (!mae_) return;
+    if (!mae_ || plan_.options.features) return;
     plan_.keep_mask = b_.Activation("keep_mask", {batch_, g_.num_mask_units}, DType::kU8);
     plan_.keep_idx = b_.Activation("keep_idx", {batch_, g_.num_kept}, DType::kI32);
     b_.Emit("mask", DrawMask{plan_.scalars, plan_.visit_ids, plan_.keep_mask, plan_.keep_idx, batch_, g_.num_mask_units, g_.num_kept},
@@ -251,7 +255,7 @@ class StepPlan {
   }
   int64_t StageDim(int stage) const { return g_.blocks[g_.stage_ends[stage]].dim_out; }
 
-  void HeadsAndDecoder() {
+  void Heads() {
     b_.Enter(Part::kHeads, false);
     const int64_t finals = g_.mask_unit_final_tokens, e = g_.encoder_dim_out, rows = batch_ * g_.num_kept * finals;
     encoder_rows_ = rows;
@@ -270,8 +274,11 @@ class StepPlan {
     }
     encoded_ = Norm("encoder_norm", fused_, rows, e, &encoder_mean_, &encoder_rstd_);
     plan_.encoded = encoded_;
+  }
 
+  void Decoder() {
     b_.Enter(Part::kDecoder, false);
+    const int64_t finals = g_.mask_unit_final_tokens, e = g_.encoder_dim_out, rows = encoder_rows_;
     const int64_t dd = g_.decoder_dim, units = g_.num_mask_units, all = g_.num_tokens_final;
     const TensorId y = b_.InT("decoder_embed", rows, dd);
     b_.Linear("decoder_embed", encoded_, y, rows, e, dd);
@@ -386,13 +393,17 @@ class StepPlan {
     b_.LinearBackward("patch_embed.proj", patch_rows_, dy, kNone, rows, patch_dim_, dim);
   }
 
-  void Classifier() {
+  void PooledNorm() {
     b_.Enter(Part::kHeads, false);
-    const int64_t e = g_.encoder_dim_out, classes = g_.spec.num_classes();
+    const int64_t e = g_.encoder_dim_out;
     pooled_ = b_.InReal("mean_tokens", batch_, e);
     b_.Emit("mean_tokens", MeanTokens{x_, pooled_, batch_, tokens_, e}, {x_}, {pooled_});
     encoded_ = Norm("norm", pooled_, batch_, e, &encoder_mean_, &encoder_rstd_);
     plan_.encoded = encoded_;
+  }
+
+  void Classifier() {
+    const int64_t e = g_.encoder_dim_out, classes = g_.spec.num_classes();
     head_in_ = encoded_;
     if (g_.spec.head_dropout() > 0) {
       head_in_ = b_.InT("head.dropout", batch_, e);
@@ -424,16 +435,19 @@ class StepPlan {
     b_.Emit("mean_tokens backward", MeanTokensBackward{d_pooled, d_encoder_, batch_, tokens_, e}, {d_pooled}, {d_encoder_});
   }
 
-  void Update() {
-    b_.Enter(Part::kOptimizer, true);
+  // The arenas of parameters as one tensor each; PlaceTensors gives them their size.
+  void FlatBuffers() {
     auto whole = [&](const char* name, DType dtype, Arena arena) { return b_.Add(name, {0}, dtype, arena); };
     plan_.master = whole("parameters", b_.real(), Arena::kMaster);
+    if (b_.compute() != b_.real()) plan_.compute = whole("compute", b_.compute(), Arena::kCompute);
+    if (plan_.options.features) return;
     plan_.gradients = whole("gradients", b_.real(), Arena::kGradients);
     plan_.moments = whole("moments", b_.real(), Arena::kMoments);
-    if (b_.compute() != b_.real()) plan_.compute = whole("compute", b_.compute(), Arena::kCompute);
-    int64_t size = 0;
-    for (const Parameter& p : plan_.table.parameters) size += (p.size + kParameterAlign - 1) / kParameterAlign * kParameterAlign;
-    plan_.flat_size = size;
+  }
+
+  void Update() {
+    b_.Enter(Part::kOptimizer, true);
+    const int64_t size = plan_.table.flat_size;
     decay_ = b_.Add("decay", {size / kParameterAlign}, DType::kU8, Arena::kPersistent);
     const TensorId partials = b_.Add("norm_partials", {kNormParts}, DType::kF64, Arena::kPersistent);
     b_.Emit("gradient norm", GradientNorm{plan_.scalars, plan_.gradients, partials, plan_.loss_partials, plan_.record, size, batch_},
@@ -443,12 +457,13 @@ class StepPlan {
             AdamW{plan_.scalars, plan_.master, plan_.gradients, plan_.moments, decay_, plan_.compute, plan_.record, size, o.beta1(),
                   o.beta2(), o.eps(), o.weight_decay(), o.clip_norm()},
             {plan_.scalars, plan_.master, plan_.gradients, plan_.moments, decay_, plan_.record},
-            {plan_.master, plan_.moments, plan_.compute, plan_.record});
+            {plan_.master, plan_.moments, plan_.compute});
   }
 
  public:
   // After the parameters have their places: a byte per kParameterAlign elements.
   void AddDecayFlags() {
+    if (decay_ == kNone) return;
     Constant constant{decay_, std::vector<uint8_t>(plan_.flat_size / kParameterAlign, 0)};
     for (size_t p = 0; p < plan_.table.parameters.size(); ++p) {
       const Parameter& parameter = plan_.table.parameters[p];
@@ -481,6 +496,23 @@ class StepPlan {
 
 }  // namespace
 
+// Places among pooled tokens are bytes, places in a sample 32-bit integers.
+static absl::Status CheckIndexTypes(const Geometry& g) {
+  if (g.flat_q_stride > 256 && g.spec.q_pool() > 0) {
+    return ErrorOf(v1::REASON_USER_ERROR,
+                   absl::StrCat("model.q_stride: pools ", g.flat_q_stride, " tokens at once, step.mode fused takes at most 256; "
+                                "use step.mode: graph_safe."));
+  }
+  int64_t samples = g.spec.in_chans();
+  for (int64_t s : g.input_size) samples *= s;
+  if (samples > INT32_MAX) {
+    return ErrorOf(v1::REASON_USER_ERROR,
+                   absl::StrCat("model.input_size: a sample of ", samples, " values, step.mode fused takes at most ", INT32_MAX,
+                                "; use step.mode: graph_safe."));
+  }
+  return absl::OkStatus();
+}
+
 int64_t Plan::TotalBytes() const {
   int64_t total = 0;
   for (int64_t bytes : arena_bytes) total += bytes;
@@ -497,6 +529,8 @@ TensorId Plan::Find(const std::string& name) const {
 absl::StatusOr<Plan> Plan::Make(const v1::JobSpec& spec, const PlanOptions& options) {
   Plan plan;
   ASSIGN_OR_RETURN(plan.geometry, Geometry::From(spec.model()));
+  RETURN_IF_ERROR(CheckIndexTypes(plan.geometry));
+  if (options.features) plan.geometry.num_kept = plan.geometry.num_mask_units;
   plan.table = ParameterTable::For(plan.geometry);
   plan.options = options;
   plan.batch = spec.step().batch_per_rank();

@@ -138,10 +138,10 @@ struct MeanTokensBackward { TensorId dy, dx; int64_t batch, tokens, dim; };
 struct DropoutBackward { TensorId scalars, dy, dx, visit_ids; int64_t batch, dim; double rate; };
 
 // Global L2 norm of the flat gradients in fixed order; loss = loss_weight * sum of loss_partials; both into the record,
-// with the verdict whether the step is skipped (either one not finite).
+// with the verdict whether the step is skipped (either one not finite) and the counters that follow from it.
 struct GradientNorm { TensorId scalars, gradients, partials, loss_partials, record; int64_t size, batch; };
 // Decoupled AdamW (torch.optim.AdamW's order of operations) over the flat buffers. Clip factor min(1, clip / (norm +
-// 1e-6)), lr and the update count are device values; a skipped step changes nothing but the NaN counters. `decay`: a
+// 1e-6)), lr and the update count t = record.updates are device values; a skipped step changes nothing. `decay`: a
 // byte per kParameterAlign elements. Writes the compute copy too (kNone where T is the master's type).
 struct AdamW {
   TensorId scalars, master, gradients, moments, decay, compute, record;
@@ -194,12 +194,18 @@ struct StepRecord {
 inline constexpr int64_t kReduceParts = 128;
 // Partial sums of the gradient norm.
 inline constexpr int64_t kNormParts = 1024;
+// Elements behind the gradients in their arena, all-reduced with them: the loss numerator as two floats (high, low), and
+// the step's signals. Not part of the norm or the update.
+inline constexpr int64_t kGradientTail = 64;
 
 enum class ComputeType : uint8_t { kF64, kF32, kBF16 };
 
 struct PlanOptions {
   ComputeType compute = ComputeType::kF32;
   DType source = DType::kF32;      // type of the input as it arrives
+  // The encoder alone, nothing masked, no backward: Plan::encoded is what Step::Features averages over tokens. Parameters
+  // lie in the table's order; the arenas of gradients and moments are empty.
+  bool features = false;
 };
 
 // An index table or other constant that the executor copies into kPersistent once.
@@ -231,7 +237,7 @@ struct Plan {
   int64_t TotalBytes() const;
   TensorId Find(const std::string& name) const;   // kNone: unknown
 
-  // `spec` has its defaults filled in. Errors: what Geometry::From refuses.
+  // `spec` has its defaults filled in. Errors: what Geometry::From refuses, and sizes beyond the plan's index types.
   static absl::StatusOr<Plan> Make(const v1::JobSpec& spec, const PlanOptions& options);
 };
 

@@ -47,7 +47,8 @@ void PlaceParameters(Plan* plan) {
     if (std::find(std::begin(whole), std::end(whole), id) != std::end(whole)) {
       t.shape = {t.arena == Arena::kMoments ? 2 * plan->flat_size : plan->flat_size};
       t.bytes = t.shape[0] * SizeOf(t.dtype);
-      plan->arena_bytes[int(t.arena)] = t.bytes;
+      const int64_t tail = t.arena == Arena::kGradients ? kGradientTail : 0;
+      plan->arena_bytes[int(t.arena)] = t.bytes + tail * SizeOf(t.dtype);
       continue;
     }
     const size_t colon = t.name.find(':');
