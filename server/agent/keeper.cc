@@ -356,6 +356,7 @@ int KeeperMain(int argc, char** argv) {
     std::fprintf(stderr, "hierad-agent: --keeper is for the agent's own use\n");
     return 1;
   }
+  prctl(PR_SET_NAME, "hierad-keeper");   // exec of /proc/self/exe named it "exe"
   close_range(kKeeperRanksFd + 1, ~0U, 0);
   for (const int fd : {kKeeperControlFd, kKeeperAssignmentFd, kKeeperRanksFd}) fcntl(fd, F_SETFD, FD_CLOEXEC);
   return Keeper(argv[2], argv[3]).Run();

@@ -1,5 +1,6 @@
 // hierad-agent: flags and wiring.
 #include <fcntl.h>
+#include <poll.h>
 #include <signal.h>
 #include <sys/file.h>
 #include <sys/signalfd.h>
@@ -57,7 +58,13 @@ absl::StatusOr<UniqueFd> LockState(const std::string& folder) {
   const std::string path = JoinPath(folder, "agent.lock");
   UniqueFd lock(open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0600));
   if (!lock) return ErrnoStatus(errno, "cannot open", path);
-  if (flock(lock.get(), LOCK_EX | LOCK_NB) != 0) {
+  // hierad looks now and then whether the lock is held, by holding it for a moment: so not a single try.
+  bool held = false;
+  for (int tries = 0; !held && tries < 10; ++tries) {
+    if (tries > 0) poll(nullptr, 0, 20);
+    held = flock(lock.get(), LOCK_EX | LOCK_NB) == 0;
+  }
+  if (!held) {
     char pid[32] = "";
     if (pread(lock.get(), pid, sizeof pid - 1, 0) <= 0) std::strcpy(pid, "unknown");
     return absl::FailedPreconditionError("the state folder \"" + folder + "\" is in use by another agent (process " +
