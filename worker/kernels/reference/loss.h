@@ -1,0 +1,80 @@
+// The two losses and their gradients. partials[b]: the numerator of sample b, in double.
+#pragma once
+
+#include <cmath>
+#include <cstdint>
+#include <vector>
+
+#include "base/plan/plan.h"
+#include "worker/kernels/reference/types.h"
+
+namespace hierad::reference {
+
+struct MaeLossShape {
+  int64_t batch, mask_units, finals, pred_dim, sample_size;
+  bool norm_target, accumulate;
+};
+
+// label[token, e] = x[b, label_index[token, e]]; normalised by mean and unbiased variance + 1e-6 if asked.
+template <typename S>
+void Target(const S* x_b, const int32_t* index, int64_t size, bool normalize, std::vector<S>* label) {
+  S sum = 0, squares = 0;
+  for (int64_t e = 0; e < size; ++e) sum += (*label)[e] = x_b[index[e]];
+  if (!normalize) return;
+  const S mean = sum / S(size);
+  for (S& value : *label) value -= mean, squares += value * value;
+  const S deviation = std::sqrt(squares / S(size - 1) + S(kNormEpsilon));
+  for (S& value : *label) value /= deviation;
+}
+
+template <typename T, typename S>
+void MaeLoss(const StepScalars& scalars, const MaeLossShape& s, const T* pred, const S* x, const uint8_t* keep_mask,
+             const int32_t* order, const int32_t* label_index, T* dpred, double* partials) {
+  const int64_t tokens = s.mask_units * s.finals;
+  std::vector<S> label(s.pred_dim);
+  for (int64_t b = 0; b < s.batch; ++b) {
+    double sum = 0;
+    for (int64_t unit = 0; unit < s.mask_units; ++unit) {
+      const bool counts = b < scalars.real && keep_mask[b * s.mask_units + unit] == 0;
+      for (int64_t f = 0; f < s.finals; ++f) {
+        const int64_t token = order[unit * s.finals + f], row = (b * tokens + token) * s.pred_dim;
+        if (!counts) {
+          for (int64_t e = 0; e < s.pred_dim; ++e) dpred[row + e] = T(S(0));
+          continue;
+        }
+        Target(x + b * s.sample_size, label_index + token * s.pred_dim, s.pred_dim, s.norm_target, &label);
+        for (int64_t e = 0; e < s.pred_dim; ++e) {
+          const S difference = S(pred[row + e]) - label[e];
+          sum += double(difference) * double(difference);
+          dpred[row + e] = T(S(2) * difference * S(scalars.loss_weight));
+        }
+      }
+    }
+    partials[b] = sum + (s.accumulate ? partials[b] : 0.0);
+  }
+}
+
+template <typename T, typename S>
+void CrossEntropy(const StepScalars& scalars, const T* logits, const int64_t* labels, T* dlogits, double* partials,
+                  int64_t batch, int64_t classes, bool accumulate) {
+  for (int64_t b = 0; b < batch; ++b) {
+    const T* z = logits + b * classes;
+    T* dz = dlogits + b * classes;
+    double loss = 0;
+    if (b >= scalars.real) {
+      for (int64_t c = 0; c < classes; ++c) dz[c] = T(S(0));
+    } else {
+      S most = S(z[0]), total = 0;
+      for (int64_t c = 1; c < classes; ++c) most = Exceeds(S(z[c]), most) ? S(z[c]) : most;
+      for (int64_t c = 0; c < classes; ++c) total += std::exp(S(z[c]) - most);
+      loss = double(most + std::log(total) - S(z[labels[b]]));
+      for (int64_t c = 0; c < classes; ++c) {
+        const S p = std::exp(S(z[c]) - most) / total;
+        dz[c] = T((p - S(c == labels[b] ? 1 : 0)) * S(scalars.loss_weight));
+      }
+    }
+    partials[b] = loss + (accumulate ? partials[b] : 0.0);
+  }
+}
+
+}  // namespace hierad::reference

@@ -1,0 +1,179 @@
+#include "worker/step/fused_op_cpu.h"
+
+#include "worker/kernels/reference/adamw.h"
+#include "worker/kernels/reference/attention.h"
+#include "worker/kernels/reference/classifier.h"
+#include "worker/kernels/reference/decoder.h"
+#include "worker/kernels/reference/fusion.h"
+#include "worker/kernels/reference/gelu.h"
+#include "worker/kernels/reference/gemm.h"
+#include "worker/kernels/reference/input.h"
+#include "worker/kernels/reference/layer_norm.h"
+#include "worker/kernels/reference/loss.h"
+#include "worker/kernels/reference/patch.h"
+#include "worker/kernels/reference/reduce.h"
+#include "worker/kernels/reference/residual.h"
+
+namespace hierad {
+namespace {
+
+namespace ref = reference;
+
+// Calls the kernel of each operation; T, S as in worker/kernels/reference/types.h.
+template <typename T, typename S>
+class CpuOps {
+ public:
+  explicit CpuOps(const Addresses& addresses) : at_(addresses), plan_(*addresses.plan), g_(plan_.geometry) {}
+
+  void operator()(const ConvertInput& o) const {
+    ref::ConvertInput(Scalars(o.scalars), at_.At(o.source), Type(o.source), Ids(o.source_ids), Ids(o.source_labels),
+                      at_.Get<float>(o.scale), at_.Get<float>(o.shift), Real(o.x), Ids(o.visit_ids), Ids(o.labels), o.batch,
+                      o.channels, o.samples);
+  }
+  void operator()(const DrawMask& o) const {
+    ref::DrawMask(Scalars(o.scalars), Ids(o.visit_ids), Bytes(o.keep_mask), Ints(o.keep_idx), o.batch, o.mask_units, o.kept);
+  }
+  void operator()(const PatchGather& o) const {
+    ref::PatchGather(g_, Real(o.x), Bytes(o.keep_mask), Ints(o.keep_idx), Ints(o.unroll_order), Narrow(o.rows), o.batch, g_.num_kept);
+  }
+  void operator()(const Gemm& o) const {
+    if (IsReal(o.c)) {
+      ref::Gemm(Narrow(o.a), Narrow(o.b), Real(o.c), Real(o.bias), o.m, o.n, o.k, o.trans_a, o.trans_b, o.accumulate);
+    } else {
+      ref::Gemm(Narrow(o.a), Narrow(o.b), Narrow(o.c), Real(o.bias), o.m, o.n, o.k, o.trans_a, o.trans_b, o.accumulate);
+    }
+  }
+  void operator()(const AddPosition& o) const {
+    ref::AddPosition(Narrow(o.y), Real(o.position), Real(o.position_temporal), Ints(o.keep_idx), Ints(o.unroll_order), Real(o.x),
+                     o.batch, o.tokens, g_.num_kept, g_.num_mask_units, Spatial(), o.dim);
+  }
+  void operator()(const LayerNorm& o) const {
+    ref::LayerNorm(Real(o.x), Real(o.gamma), Real(o.beta), Narrow(o.y), Real(o.mean), Real(o.rstd), o.rows, o.cols);
+  }
+  void operator()(const Attention& o) const {
+    ref::Attention({o.batch, o.windows, o.keys, o.q_stride, o.heads, o.head_dim}, Narrow(o.qkv), Narrow(o.o), Real(o.lse),
+                   Bytes(o.argmax));
+  }
+  void operator()(const MaxPool& o) const {
+    ref::MaxPool(Narrow(o.y), Real(o.base), Bytes(o.argmax), o.batch, o.tokens_out * o.dim, o.q_stride);
+  }
+  void operator()(const Residual& o) const {
+    ref::Residual(at_.Get<StepScalars>(o.scalars), Ids(o.visit_ids), {o.rate, o.block, o.which}, Real(o.base), Narrow(o.y),
+                  Real(o.out), o.batch, o.tokens * o.dim);
+  }
+  void operator()(const Gelu& o) const { ref::Gelu<T, S>(Narrow(o.h), Narrow(o.g), o.size); }
+  void operator()(const FusionGather& o) const {
+    const ref::FusionShape shape{o.batch, o.kept, o.finals, o.taps, o.dim};
+    if (IsReal(o.rows)) {
+      ref::FusionGather(shape, Real(o.x), Ints(o.order), Real(o.rows));
+    } else {
+      ref::FusionGather(shape, Real(o.x), Ints(o.order), Narrow(o.rows));
+    }
+  }
+  void operator()(const DecoderAssemble& o) const {
+    ref::DecoderAssemble({o.batch, o.mask_units, o.kept, o.finals, o.dim}, Narrow(o.y), Real(o.mask_token), Real(o.position),
+                         Bytes(o.keep_mask), Ints(o.order), Real(o.x));
+  }
+  void operator()(const MaeLoss& o) const {
+    ref::MaeLoss(Scalars(o.scalars), {o.batch, o.mask_units, o.finals, o.pred_dim, o.sample_size, o.norm_target, o.accumulate},
+                 Narrow(o.pred), Real(o.x), Bytes(o.keep_mask), Ints(o.order), Ints(o.label_index), Narrow(o.dpred),
+                 at_.Get<double>(o.partials));
+  }
+  void operator()(const MeanTokens& o) const { ref::MeanTokens(Real(o.x), Real(o.y), o.batch, o.tokens, o.dim); }
+  void operator()(const Dropout& o) const {
+    ref::Dropout<T, S>(Scalars(o.scalars), Ids(o.visit_ids), Narrow(o.x), Narrow(o.y), o.batch, o.dim, o.rate);
+  }
+  void operator()(const CrossEntropy& o) const {
+    ref::CrossEntropy<T, S>(Scalars(o.scalars), Narrow(o.logits), Ids(o.labels), Narrow(o.dlogits), at_.Get<double>(o.partials),
+                            o.batch, o.classes, o.accumulate);
+  }
+  void operator()(const Cast& o) const {
+    if (IsReal(o.from)) {
+      ref::Cast(Real(o.from), Narrow(o.to), o.size);
+    } else {
+      ref::Cast(Narrow(o.from), Real(o.to), o.size);
+    }
+  }
+  void operator()(const ColumnSum& o) const { ref::ColumnSum(Narrow(o.dy), Real(o.grad), o.rows, o.cols, o.accumulate); }
+  void operator()(const LayerNormBackward& o) const {
+    ref::LayerNormBackward(Narrow(o.dy), Real(o.x), Real(o.mean), Real(o.rstd), Real(o.gamma), Real(o.dx_in), Real(o.dx_out),
+                           Real(o.dgamma), Real(o.dbeta), o.rows, o.cols, o.accumulate);
+  }
+  void operator()(const AttentionBackward& o) const {
+    ref::AttentionBackward({o.batch, o.windows, o.keys, o.q_stride, o.heads, o.head_dim}, Narrow(o.qkv), Narrow(o.o), Narrow(o.d_o),
+                           Real(o.lse), Bytes(o.argmax), Narrow(o.dqkv), Real(o.scratch));
+  }
+  void operator()(const MaxPoolBackward& o) const {
+    ref::MaxPoolBackward(Real(o.dbase), Bytes(o.argmax), Narrow(o.dy), o.batch, o.tokens_out * o.dim, o.q_stride);
+  }
+  void operator()(const ResidualBackward& o) const {
+    ref::ResidualBackward(at_.Get<StepScalars>(o.scalars), Ids(o.visit_ids), {o.rate, o.block, o.which}, Real(o.dout), Narrow(o.dy),
+                          o.batch, o.tokens * o.dim);
+  }
+  void operator()(const GeluBackward& o) const { ref::GeluBackward<T, S>(Narrow(o.h), Narrow(o.dg), Narrow(o.dh), o.size); }
+  void operator()(const FusionGatherBackward& o) const {
+    const ref::FusionShape shape{o.batch, o.kept, o.finals, o.taps, o.dim};
+    if (IsReal(o.drows)) {
+      ref::FusionGatherBackward(shape, Real(o.drows), Ints(o.order), Real(o.dx), o.accumulate);
+    } else {
+      ref::FusionGatherBackward(shape, Narrow(o.drows), Ints(o.order), Real(o.dx), o.accumulate);
+    }
+  }
+  void operator()(const DecoderAssembleBackward& o) const {
+    ref::DecoderAssembleBackward({o.batch, o.mask_units, o.kept, o.finals, o.dim}, Real(o.dx), Bytes(o.keep_mask), Ints(o.order),
+                                 Narrow(o.dy), Real(o.dmask_token), Real(o.dposition), o.accumulate);
+  }
+  void operator()(const AddPositionBackward& o) const {
+    ref::AddPositionBackward(Real(o.dx), Ints(o.keep_idx), Ints(o.unroll_order), Narrow(o.dy), Real(o.dposition),
+                             Real(o.dposition_temporal), o.batch, o.tokens, g_.num_kept, g_.num_mask_units, Spatial(), g_.tokens[0],
+                             o.dim, o.accumulate);
+  }
+  void operator()(const MeanTokensBackward& o) const { ref::MeanTokensBackward(Real(o.dy), Real(o.dx), o.batch, o.tokens, o.dim); }
+  void operator()(const DropoutBackward& o) const {
+    ref::Dropout<T, S>(Scalars(o.scalars), Ids(o.visit_ids), Narrow(o.dy), Narrow(o.dx), o.batch, o.dim, o.rate);
+  }
+  void operator()(const GradientNorm& o) const {
+    ref::GradientNorm(Scalars(o.scalars), Real(o.gradients), at_.Get<double>(o.loss_partials), at_.Get<StepRecord>(o.record), o.size,
+                      o.batch);
+  }
+  void operator()(const AdamW& o) const {
+    ref::AdamW(Scalars(o.scalars), *at_.Get<StepRecord>(o.record), {o.beta1, o.beta2, o.eps, o.weight_decay, o.clip_norm},
+               Real(o.master), Real(o.gradients), Real(o.moments), Bytes(o.decay), Narrow(o.compute), o.size);
+  }
+
+ private:
+  S* Real(TensorId id) const { return at_.Get<S>(id); }
+  T* Narrow(TensorId id) const { return at_.Get<T>(id); }
+  uint8_t* Bytes(TensorId id) const { return at_.Get<uint8_t>(id); }
+  int32_t* Ints(TensorId id) const { return at_.Get<int32_t>(id); }
+  int64_t* Ids(TensorId id) const { return at_.Get<int64_t>(id); }
+  const StepScalars& Scalars(TensorId id) const { return *at_.Get<StepScalars>(id); }
+  DType Type(TensorId id) const { return plan_.tensors[id].dtype; }
+  bool IsReal(TensorId id) const { return SizeOf(Type(id)) == int64_t(sizeof(S)); }
+  // Rows of pos_embed, or of pos_embed_spatial.
+  int64_t Spatial() const { return g_.separate_pos_embed ? g_.num_tokens / g_.tokens[0] : g_.num_tokens; }
+
+  const Addresses& at_;
+  const Plan& plan_;
+  const Geometry& g_;
+};
+
+template <typename T, typename S>
+void RefreshComputeCopy(const Addresses& at) {
+  const Plan& plan = *at.plan;
+  if (plan.compute != kNone) ref::Cast(at.Get<S>(plan.master), at.Get<T>(plan.compute), plan.flat_size);
+}
+
+}  // namespace
+
+void RunOpOnCpu(const Op& op, const Addresses& addresses) {
+  switch (addresses.plan->options.compute) {
+    case ComputeType::kF64: return std::visit(CpuOps<double, double>(addresses), op.args);
+    case ComputeType::kF32: return std::visit(CpuOps<float, float>(addresses), op.args);
+    case ComputeType::kBF16: return std::visit(CpuOps<ref::BFloat16, float>(addresses), op.args);
+  }
+}
+
+void RefreshComputeCopyOnCpu(const Addresses& addresses) { RefreshComputeCopy<ref::BFloat16, float>(addresses); }
+
+}  // namespace hierad
