@@ -41,8 +41,9 @@ class Communicator {
 struct CommunicatorOptions {
   int rank = 0;
   int size = 1;
-  std::chrono::milliseconds timeout{60'000};        // a peer that shows no sign of life for so long is lost; NCCL: of joining
-  std::chrono::milliseconds busy_timeout{600'000};  // a living peer that does not enter for so long; NCCL: of a host-side wait
+  std::chrono::milliseconds join_timeout{120'000};  // for all ranks to join
+  std::chrono::milliseconds timeout{30'000};        // CPU: a peer that shows no sign of life for so long is lost
+  std::chrono::milliseconds busy_timeout{600'000};  // a living peer that does not enter for so long; NCCL: a host-side wait
   // Set by another thread to make a waiting collective return Cancelled.
   const std::atomic<bool>* abandon = nullptr;
 };

@@ -218,10 +218,10 @@ absl::StatusOr<std::unique_ptr<Communicator>> JoinNccl(const CommunicatorOptions
     if (options.abandon != nullptr && options.abandon->load()) {
       return ErrorOf(v1::REASON_CANCELLED, absl::StrCat("rank ", options.rank, " gave up joining"));
     }
-    if (Clock::System().Monotonic() - begin > options.timeout) {
+    if (Clock::System().Monotonic() - begin > options.join_timeout) {
       return ErrorOf(v1::REASON_PEER_LOST,
                      absl::StrCat("rank ", options.rank, " of ", options.size, ": not all ranks joined NCCL within ",
-                                  options.timeout.count() / 1000, " s; see the other ranks' logs, and NCCL_SOCKET_IFNAME if they "
+                                  options.join_timeout.count() / 1000, " s; see the other ranks' logs, and NCCL_SOCKET_IFNAME if they "
                                   "are on several nodes"));
     }
   }

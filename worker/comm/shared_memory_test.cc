@@ -13,6 +13,7 @@
 #include "base/random.h"
 #include "base/sha256.h"
 #include "base/status.h"
+#include "worker/comm/agree.h"
 #include "worker/comm/communicator.h"
 #include "worker/comm/forked_ranks.h"
 
@@ -144,6 +145,7 @@ TEST(SharedMemory, NamesAKilledPeerAtOnce) {
 TEST(SharedMemory, NamesAFrozenPeerAndAPeerThatNeverCame) {
   CommunicatorOptions options;
   options.timeout = std::chrono::milliseconds(700);
+  options.join_timeout = std::chrono::milliseconds(700);
   ForkedRanks processes(2, options, 1, [](Communicator* comm) {
     if (!comm->Barrier().ok()) return std::string("barrier failed");
     if (comm->rank() == 1) kill(getpid(), SIGSTOP);
@@ -206,6 +208,20 @@ TEST(SharedMemory, RefusesAForeignRendezvous) {
   options.rank = 1;
   EXPECT_FALSE(JoinSharedMemory(options, "hierad-shm-2:1:2:3").ok());
   EXPECT_EQ(ReasonOf(JoinSharedMemory(options, "hierad-shm-1:999999999:3:5").status()), v1::REASON_PEER_LOST);
+}
+
+TEST(Agreements, GiveEveryRankTheSameAnswer) {
+  ForkedRanks processes(3, {}, 1, [](Communicator* comm) {
+    const auto sum = SumOverRanks(comm, {0.1 * (comm->rank() + 1), 1});
+    if (!sum.ok() || sum->first != 0.1 + 0.2 + 0.1 * 3 || sum->second != 3) return std::string("wrong sum");
+    if (!*AnyRank(comm, comm->rank() == 2) || *AnyRank(comm, false)) return std::string("wrong any");
+    if (!Agree(comm, absl::OkStatus()).ok()) return std::string("disagreed");
+    const auto status = Agree(comm, comm->rank() == 0 ? absl::OkStatus() : ErrorOf(v1::REASON_DATA_ERROR, "bad file"));
+    return v1::Reason_Name(ReasonOf(status)) + " " + std::string(status.message());
+  });
+  EXPECT_EQ(processes.Wait(0).output, "REASON_DATA_ERROR rank 1: bad file");
+  EXPECT_EQ(processes.Wait(1).output, "REASON_DATA_ERROR bad file");
+  EXPECT_EQ(processes.Wait(2).output, "REASON_DATA_ERROR rank 1: bad file");
 }
 
 TEST(SelfCommunicator, IsTheIdentity) {

@@ -276,7 +276,7 @@ absl::Status SharedSegment::CheckMissing(uint64_t target, std::chrono::nanosecon
     } else if (!alive) {
       lost.push_back(absl::StrCat(DescribeRank(r), " has exited"));
     } else if (state != kJoined) {
-      if (waited >= options_.timeout) lost.push_back(absl::StrCat("rank ", r, " has not joined within ", Seconds(options_.timeout), " s"));
+      if (waited >= options_.join_timeout) lost.push_back(absl::StrCat("rank ", r, " has not joined within ", Seconds(options_.join_timeout), " s"));
     } else if (silent >= options_.timeout) {
       lost.push_back(absl::StrCat(DescribeRank(r), " has shown no sign of life for ", int64_t(Seconds(silent)), " s"));
     } else if (waited >= options_.busy_timeout) {
