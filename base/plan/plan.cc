@@ -16,7 +16,7 @@ struct BlockTape {
   int64_t rows_in = 0, rows_out = 0, windows = 1, keys = 0, hidden = 0;
   int draw = 0;   // index of the block among those with drop path
   TensorId x = kNone, xn = kNone, mean1 = kNone, rstd1 = kNone, qkv = kNone, o = kNone, lse = kNone, argmax = kNone;
-  TensorId pool_argmax = kNone, x1 = kNone, xn2 = kNone, mean2 = kNone, rstd2 = kNone, h = kNone, g = kNone;
+  TensorId pool_argmax = kNone, x1 = kNone, xn2 = kNone, mean2 = kNone, rstd2 = kNone, h = kNone;
 };
 
 class StepPlan {
@@ -181,10 +181,10 @@ class StepPlan {
     t.xn2 = Norm(name + ".norm2", t.x1, t.rows_out, d, &t.mean2, &t.rstd2);
     t.h = b_.InT(name + ".mlp.fc1", t.rows_out, t.hidden);
     b_.Linear(name + ".mlp.fc1", t.xn2, t.h, t.rows_out, d, t.hidden);
-    t.g = b_.InT(name + ".mlp.gelu", t.rows_out, t.hidden);
-    b_.Emit(name + ".mlp.gelu", Gelu{t.h, t.g, t.rows_out * t.hidden}, {t.h}, {t.g});
+    const TensorId g = b_.InT(name + ".mlp.gelu", t.rows_out, t.hidden);
+    b_.Emit(name + ".mlp.gelu", Gelu{t.h, g, t.rows_out * t.hidden}, {t.h}, {g});
     const TensorId y2 = b_.InT(name + ".mlp.fc2", t.rows_out, d);
-    b_.Linear(name + ".mlp.fc2", t.g, y2, t.rows_out, t.hidden, d);
+    b_.Linear(name + ".mlp.fc2", g, y2, t.rows_out, t.hidden, d);
     const TensorId x2 = b_.InReal(name + ".x2", t.rows_out, d);
     AddResidual(name + ".residual2", t, t.x1, y2, x2, 1);
     tape_.push_back(t);
@@ -198,9 +198,11 @@ class StepPlan {
     const TensorId dy2 = b_.InT(name + ".d_fc2", t.rows_out, d);
     AddResidualBackward(name + ".residual2 backward", t, dres, dy2, 1);
     const TensorId dg = b_.InT(name + ".d_gelu", t.rows_out, t.hidden);
-    b_.LinearBackward(name + ".mlp.fc2", t.g, dy2, dg, t.rows_out, t.hidden, d);
-    const TensorId dh = b_.InT(name + ".d_fc1", t.rows_out, t.hidden);
-    b_.Emit(name + ".mlp.gelu backward", GeluBackward{t.h, dg, dh, t.rows_out * t.hidden}, {t.h, dg}, {dh});
+    b_.InputGradient(name + ".mlp.fc2", dy2, dg, t.rows_out, t.hidden, d);
+    const TensorId dh = dg;   // in place
+    const TensorId g = b_.InT(name + ".mlp.gelu again", t.rows_out, t.hidden);
+    b_.Emit(name + ".mlp.gelu backward", GeluBackward{t.h, dg, dh, g, t.rows_out * t.hidden}, {t.h, dg}, {dh, g});
+    b_.WeightGradient(name + ".mlp.fc2", g, dy2, t.rows_out, t.hidden, d);
     const TensorId dxn2 = b_.InT(name + ".d_norm2", t.rows_out, d);
     b_.LinearBackward(name + ".mlp.fc1", t.xn2, dh, dxn2, t.rows_out, d, t.hidden);
     NormBackward(name + ".norm2", dxn2, t.x1, t.mean2, t.rstd2, dres, dres, t.rows_out, d);

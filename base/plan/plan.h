@@ -118,7 +118,8 @@ struct AttentionBackward { TensorId qkv, o, d_o, lse, argmax, dqkv, scratch; int
 struct MaxPoolBackward { TensorId dbase, argmax, dy; int64_t batch, tokens_out, dim, q_stride; };
 // dy = s_b * dout in T.
 struct ResidualBackward { TensorId scalars, dout, dy, visit_ids; int64_t batch, tokens, dim; double rate; int block, which; };
-struct GeluBackward { TensorId h, dg, dh; int64_t size; };
+// dh = dg * gelu'(h); g = gelu(h) again, so that the forward pass need not keep it for fc2's weight gradient.
+struct GeluBackward { TensorId h, dg, dh, g; int64_t size; };
 // dx (+)= the gather's transpose.
 struct FusionGatherBackward { TensorId drows, order, dx; int64_t batch, kept, finals, taps, dim; bool accumulate; };
 // dy of visible tokens, gradients of the mask token (over removed ones) and of the position (over all), in fixed order.

@@ -83,23 +83,26 @@ void PlanBuilder::Linear(const std::string& parameter, TensorId x, TensorId y, i
   Emit(parameter, Gemm{x, w, y, b, rows, out, in, false, true, accumulate}, std::move(reads), {y}, 2.0 * rows * in * out);
 }
 
+void PlanBuilder::InputGradient(const std::string& parameter, TensorId dy, TensorId dx, int64_t rows, int64_t in,
+                                int64_t out, bool accumulate) {
+  const TensorId w = Weight(parameter + ".weight");
+  Emit(parameter + " dgrad", Gemm{dy, w, dx, kNone, rows, in, out, false, false, accumulate},
+       {dy, w, accumulate ? dx : kNone}, {dx}, 2.0 * rows * in * out);
+}
+
+void PlanBuilder::WeightGradient(const std::string& parameter, TensorId x, TensorId dy, int64_t rows, int64_t in, int64_t out) {
+  const TensorId dw = Gradient(parameter + ".weight"), db = Gradient(parameter + ".bias");
+  const bool add = plan_.accumulate;
+  Emit(parameter + " wgrad", Gemm{dy, x, dw, kNone, out, in, rows, true, false, add}, {dy, x, add ? dw : kNone}, {dw},
+       2.0 * rows * in * out);
+  const TensorId scratch = Activation(parameter + " bias scratch", {kReduceParts, out}, real_);
+  Emit(parameter + " bias grad", ColumnSum{dy, db, scratch, rows, out, add}, {dy, add ? db : kNone}, {db, scratch});
+}
+
 void PlanBuilder::LinearBackward(const std::string& parameter, TensorId x, TensorId dy, TensorId dx, int64_t rows,
                                  int64_t in, int64_t out, bool accumulate_dx) {
-  const TensorId w = Weight(parameter + ".weight");
-  const TensorId dw = Gradient(parameter + ".weight"), db = Gradient(parameter + ".bias");
-  const double flops = 2.0 * rows * in * out;
-  auto adding = [&](std::vector<TensorId> reads, TensorId grad) {
-    if (plan_.accumulate) reads.push_back(grad);
-    return reads;
-  };
-  if (dx != kNone) {
-    std::vector<TensorId> reads{dy, w};
-    if (accumulate_dx) reads.push_back(dx);
-    Emit(parameter + " dgrad", Gemm{dy, w, dx, kNone, rows, in, out, false, false, accumulate_dx}, std::move(reads), {dx}, flops);
-  }
-  Emit(parameter + " wgrad", Gemm{dy, x, dw, kNone, out, in, rows, true, false, plan_.accumulate}, adding({dy, x}, dw), {dw}, flops);
-  const TensorId scratch = Activation(parameter + " bias scratch", {kReduceParts, out}, real_);
-  Emit(parameter + " bias grad", ColumnSum{dy, db, scratch, rows, out, plan_.accumulate}, adding({dy}, db), {db, scratch});
+  if (dx != kNone) InputGradient(parameter, dy, dx, rows, in, out, accumulate_dx);
+  WeightGradient(parameter, x, dy, rows, in, out);
 }
 
 }  // namespace hierad

@@ -37,7 +37,11 @@ class PlanBuilder {
 
   // y[rows, out] = x[rows, in] W^T + b
   void Linear(const std::string& parameter, TensorId x, TensorId y, int64_t rows, int64_t in, int64_t out, bool accumulate = false);
-  // Gradients of weight and bias; dx = dy W (accumulated on request); dx kNone: no input gradient.
+  // dx = dy W, accumulated on request.
+  void InputGradient(const std::string& parameter, TensorId dy, TensorId dx, int64_t rows, int64_t in, int64_t out, bool accumulate = false);
+  // Gradients of weight and bias.
+  void WeightGradient(const std::string& parameter, TensorId x, TensorId dy, int64_t rows, int64_t in, int64_t out);
+  // Both; dx kNone: no input gradient.
   void LinearBackward(const std::string& parameter, TensorId x, TensorId dy, TensorId dx, int64_t rows, int64_t in,
                       int64_t out, bool accumulate_dx = false);
 

@@ -110,7 +110,7 @@ class CpuOps {
     ref::ResidualBackward(at_.Get<StepScalars>(o.scalars), Ids(o.visit_ids), {o.rate, o.block, o.which}, Real(o.dout), Narrow(o.dy),
                           o.batch, o.tokens * o.dim);
   }
-  void operator()(const GeluBackward& o) const { ref::GeluBackward<T, S>(Narrow(o.h), Narrow(o.dg), Narrow(o.dh), o.size); }
+  void operator()(const GeluBackward& o) const { ref::GeluBackward<T, S>(Narrow(o.h), Narrow(o.dg), Narrow(o.dh), Narrow(o.g), o.size); }
   void operator()(const FusionGatherBackward& o) const {
     const ref::FusionShape shape{o.batch, o.kept, o.finals, o.taps, o.dim};
     if (IsReal(o.drows)) {

@@ -1,0 +1,319 @@
+#include "base/plan/plan.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstdio>
+#include <map>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "base/plan/plan_builder.h"
+#include "base/plan/random_jobs.h"
+#include "base/status.h"
+
+namespace hierad {
+namespace {
+
+using ::testing::HasSubstr;
+
+constexpr int kRandomJobs = 150;
+
+Plan Make(const v1::JobSpec& job, ComputeType compute = ComputeType::kF32, bool features = false) {
+  auto plan = Plan::Make(job, {.compute = compute, .features = features});
+  EXPECT_TRUE(plan.ok()) << plan.status();
+  return plan.ok() ? *std::move(plan) : Plan{};
+}
+
+// Calls test(plan) for random jobs in every compute type.
+template <typename Test>
+void ForRandomPlans(const Test& test) {
+  RandomJobs jobs(17);
+  for (int i = 0; i < kRandomJobs; ++i) {
+    const v1::JobSpec job = jobs.Next();
+    SCOPED_TRACE(absl::StrCat("job ", i, ": ", job.model().ShortDebugString()));
+    for (ComputeType compute : {ComputeType::kF64, ComputeType::kF32, ComputeType::kBF16}) test(Make(job, compute));
+    if (::testing::Test::HasFailure()) return;
+  }
+}
+
+bool IsScratch(const TensorSpec& t) { return absl::StrContains(t.name, "scratch"); }
+bool Meets(const TensorSpec& a, const TensorSpec& b) { return a.offset < b.offset + b.bytes && b.offset < a.offset + a.bytes; }
+
+TEST(PlanTest, NoTwoLiveTensorsShareAByte) {
+  ForRandomPlans([](const Plan& plan) {
+    // Lifetimes counted here, not taken from the plan.
+    std::vector<int> first(plan.tensors.size(), -1), last(plan.tensors.size(), -1);
+    for (int i = 0; i < int(plan.forward_backward.size()); ++i) {
+      for (const auto* list : {&plan.forward_backward[i].reads, &plan.forward_backward[i].writes}) {
+        for (TensorId id : *list) {
+          if (first[id] < 0) first[id] = i;
+          last[id] = i;
+        }
+      }
+    }
+    const std::set<TensorId> whole{plan.master, plan.compute, plan.gradients, plan.moments};
+    for (TensorId a = 0; a < TensorId(plan.tensors.size()); ++a) {
+      const TensorSpec& s = plan.tensors[a];
+      EXPECT_EQ(s.offset % SizeOf(s.dtype), 0) << s.name;
+      EXPECT_GE(s.offset, 0) << s.name;
+      EXPECT_LE(s.offset + s.bytes, plan.arena_bytes[int(s.arena)]) << s.name;
+      int64_t elements = 1;
+      for (int64_t extent : s.shape) elements *= extent;
+      EXPECT_EQ(s.bytes, elements * SizeOf(s.dtype)) << s.name;
+      for (TensorId b = 0; b < a; ++b) {
+        const TensorSpec& t = plan.tensors[b];
+        if (s.arena != t.arena || !Meets(s, t) || whole.count(a) + whole.count(b) > 0) continue;
+        EXPECT_EQ(s.arena, Arena::kActivations) << s.name << " and " << t.name << " lie on each other";
+        EXPECT_TRUE(last[a] < first[b] || last[b] < first[a]) << s.name << " and " << t.name << " live at once on the same bytes";
+      }
+    }
+  });
+}
+
+TEST(PlanTest, WhatIsReadWasWrittenAndWhatIsWrittenIsRead) {
+  ForRandomPlans([](const Plan& plan) {
+    std::set<TensorId> written, read;
+    auto given = [&](TensorId id) {   // there before the step begins
+      const Arena arena = plan.tensors[id].arena;
+      return arena == Arena::kMaster || arena == Arena::kCompute || arena == Arena::kMoments || arena == Arena::kStaging ||
+             (arena == Arena::kGradients && plan.accumulate) || id == plan.record || (id == plan.loss_partials && plan.accumulate) ||
+             std::any_of(plan.constants.begin(), plan.constants.end(), [&](const Constant& c) { return c.tensor == id; });
+    };
+    for (const std::vector<Op>* ops : {&plan.forward_backward, &plan.update}) {
+      for (const Op& op : *ops) {
+        for (TensorId id : op.reads) {
+          if (id != plan.gradients) {   // its parts are written by name
+            EXPECT_TRUE(given(id) || written.count(id) == 1) << op.name << " reads " << plan.tensors[id].name << " before it is written";
+          }
+          read.insert(id);
+        }
+        written.insert(op.writes.begin(), op.writes.end());
+      }
+    }
+    for (TensorId id : written) {
+      const TensorSpec& t = plan.tensors[id];
+      if (t.arena != Arena::kActivations || IsScratch(t) || id == plan.labels || id == plan.visit_ids || id == plan.keep_idx) continue;
+      EXPECT_EQ(read.count(id), 1u) << t.name << " is written and never read";
+    }
+    for (const Constant& constant : plan.constants) {
+      EXPECT_EQ(int64_t(constant.bytes.size()), plan.tensors[constant.tensor].bytes) << plan.tensors[constant.tensor].name;
+      EXPECT_EQ(read.count(constant.tensor), 1u) << plan.tensors[constant.tensor].name;
+    }
+  });
+}
+
+TEST(PlanTest, EveryParameterGetsOneGradientWrite) {
+  ForRandomPlans([](const Plan& plan) {
+    std::map<std::string, int> writes;
+    int64_t previous = -1;   // the flat order is the order in which gradients are finished
+    for (size_t i = 0; i < plan.forward_backward.size(); ++i) {
+      const Op& op = plan.forward_backward[i];
+      int64_t least = INT64_MAX;
+      for (TensorId id : op.writes) {
+        const TensorSpec& t = plan.tensors[id];
+        if (t.arena != Arena::kGradients) continue;
+        EXPECT_GE(int(i), plan.forward_ops) << op.name;
+        ++writes[t.name];
+        least = std::min(least, t.offset);
+        const bool also_read = std::count(op.reads.begin(), op.reads.end(), id) == 1;
+        EXPECT_EQ(also_read, plan.accumulate) << op.name << " " << t.name;
+      }
+      if (least == INT64_MAX) continue;
+      EXPECT_GT(least, previous) << op.name;
+      previous = least;
+    }
+    EXPECT_EQ(writes.size(), plan.table.parameters.size());
+    for (const Parameter& p : plan.table.parameters) EXPECT_EQ(writes["grad:" + p.name], 1) << p.name;
+    ASSERT_EQ(plan.update.size(), 2u);
+    EXPECT_TRUE(std::holds_alternative<GradientNorm>(plan.update[0].args));
+    EXPECT_TRUE(std::holds_alternative<AdamW>(plan.update[1].args));
+  });
+}
+
+TEST(PlanTest, ParametersLieAlikeInEveryArena) {
+  ForRandomPlans([](const Plan& plan) {
+    EXPECT_EQ(plan.flat_size, plan.table.flat_size);
+    for (size_t p = 0; p < plan.table.parameters.size(); ++p) {
+      const Parameter& parameter = plan.table.parameters[p];
+      EXPECT_EQ(plan.parameter_offset[p] % kParameterAlign, 0);
+      for (const std::string& name : {parameter.name, "grad:" + parameter.name, "compute:" + parameter.name}) {
+        bool found = false;   // an activation may have a parameter's name too: look in the arenas of parameters
+        for (const TensorSpec& t : plan.tensors) {
+          if (t.name != name || t.arena == Arena::kActivations || t.arena == Arena::kPersistent) continue;
+          EXPECT_EQ(t.offset, plan.parameter_offset[p] * SizeOf(t.dtype)) << name;
+          EXPECT_EQ(t.shape, parameter.shape) << name;
+          found = true;
+        }
+        EXPECT_TRUE(found || name != "grad:" + parameter.name) << name;
+      }
+    }
+  });
+}
+
+// Multiply-adds of the model counted from the geometry alone, block by block.
+struct Count {
+  double gemm = 0, attention = 0;   // forward
+  double patch = 0;                 // of gemm: has no input gradient
+  double step_gemm() const { return 3 * gemm - patch; }
+};
+
+Count CountFlops(const v1::JobSpec& job, const Geometry& g) {
+  Count count;
+  const double B = job.step().batch_per_rank(), ratio = g.spec.mlp_ratio();
+  auto block = [&](double rows_in, double rows_out, double keys, double din, double d) {
+    const double hidden = std::floor(d * ratio);
+    count.gemm += 2 * (rows_in * din * 3 * d + rows_out * d * d + 2 * rows_out * d * hidden + (din != d ? rows_in * din * d : 0));
+    count.attention += 2 * 2 * rows_out * keys * d;
+  };
+  double unit = 1, pool = 1, taps = g.spec.in_chans(), units = 1;
+  for (int d = 0; d < g.dims; ++d) {
+    pool *= g.q_stride[d];
+    unit *= std::pow(g.q_stride[d], g.spec.stages_size() - 1);
+    taps *= g.patch_kernel[d];
+    units *= g.mask_units[d];
+  }
+  const double kept = g.spec.task() == "mae" ? double(KeptMaskUnits(int64_t(units), g.spec.mask_ratio())) : units;
+  double dim = g.spec.embed_dim();
+  count.gemm = count.patch = 2 * B * kept * unit * taps * dim;
+  std::vector<double> stage_unit, stage_dim;
+  for (int s = 0; s < g.spec.stages_size(); ++s) {
+    for (int i = 0; i < g.spec.stages(s); ++i) {
+      const bool changes = s > 0 && i == 0, pools = changes && s <= g.spec.q_pool();
+      const double out = changes ? 2 * dim : dim, unit_out = pools ? unit / pool : unit;
+      const bool windowed = g.spec.mask_unit_attn(changes ? s - 1 : s);   // the switch lags by a block
+      block(B * kept * unit, B * kept * unit_out, windowed ? unit : kept * unit, dim, out);
+      dim = out;
+      unit = unit_out;
+    }
+    stage_unit.push_back(unit);
+    stage_dim.push_back(dim);
+  }
+  if (g.spec.task() != "mae") {
+    count.gemm += 2 * B * dim * g.spec.num_classes();
+    return count;
+  }
+  for (int s = 0; s < g.spec.q_pool(); ++s) count.gemm += 2 * B * kept * unit * (stage_unit[s] / unit * stage_dim[s]) * dim;
+  const double decoder = g.spec.decoder_embed_dim(), all = units * unit;
+  count.gemm += 2 * B * kept * unit * dim * decoder + 2 * B * all * decoder * double(g.pred_dim);
+  for (int i = 0; i < g.spec.decoder_depth(); ++i) block(B * all, B * all, all, decoder, decoder);
+  return count;
+}
+
+TEST(PlanTest, FlopsEqualACountFromTheGeometry) {
+  RandomJobs jobs(23);
+  for (int i = 0; i < kRandomJobs; ++i) {
+    const v1::JobSpec job = jobs.Next();
+    const Plan plan = Make(job);
+    const Count count = CountFlops(job, plan.geometry);
+    double gemm = 0, attention = 0, other = 0;
+    for (const Op& op : plan.forward_backward) {
+      (std::holds_alternative<Gemm>(op.args)                                                           ? gemm
+       : std::holds_alternative<Attention>(op.args) || std::holds_alternative<AttentionBackward>(op.args) ? attention
+                                                                                                       : other) += op.flops;
+    }
+    EXPECT_EQ(gemm, count.step_gemm()) << job.model().ShortDebugString();
+    EXPECT_EQ(attention, 3.5 * count.attention) << job.model().ShortDebugString();
+    EXPECT_EQ(other, 0) << job.model().ShortDebugString();
+  }
+}
+
+// What design/performance figures are quoted for: Base, 224 x 224, 8 channels, batch 128.
+TEST(PlanTest, BaseAt128CountsTheWorkThatItIsKnownFor) {
+  v1::JobSpec job;
+  job.set_name("base");
+  job.mutable_data()->set_source("synthetic");
+  job.mutable_model()->set_in_chans(8);
+  job.mutable_step()->set_batch_per_rank(128);
+  FillDefaults(&job);
+  const Plan plan = Make(job, ComputeType::kBF16);
+  double gemm = 0, attention = 0;
+  for (const Op& op : plan.forward_backward) (std::holds_alternative<Gemm>(op.args) ? gemm : attention) += op.flops;
+  const double gib = 1024.0 * 1024 * 1024;
+  std::printf("base B=128 bf16: %.3f TFLOP of GEMM, %.3f of attention; %zu + %zu operations; activations %.2f GiB, all arenas %.2f GiB\n",
+              gemm / 1e12, attention / 1e12, plan.forward_backward.size(), plan.update.size(),
+              double(plan.arena_bytes[int(Arena::kActivations)]) / gib, double(plan.TotalBytes()) / gib);
+  EXPECT_NEAR(gemm / 1e12, 7.56, 0.08);
+  EXPECT_NEAR(attention / 1e12, 0.40, 0.07);
+  EXPECT_LT(double(plan.TotalBytes()) / gib, 10.0);
+}
+
+// Packing wastes little: the arena is near the most that is alive at one time.
+TEST(PlanTest, ActivationsArePackedTightly) {
+  v1::JobSpec job;
+  job.mutable_data()->set_source("synthetic");
+  job.mutable_step()->set_batch_per_rank(16);
+  FillDefaults(&job);
+  const Plan plan = Make(job, ComputeType::kBF16);
+  std::vector<int64_t> alive(plan.forward_backward.size(), 0);
+  for (const TensorSpec& t : plan.tensors) {
+    if (t.arena != Arena::kActivations || t.first < 0) continue;
+    for (int i = t.first; i <= t.last; ++i) alive[i] += t.bytes;
+  }
+  const int64_t most = *std::max_element(alive.begin(), alive.end());
+  EXPECT_GE(plan.arena_bytes[int(Arena::kActivations)], most);
+  EXPECT_LE(double(plan.arena_bytes[int(Arena::kActivations)]), 1.05 * double(most));
+}
+
+TEST(PlanTest, FeaturesNeedNoMaskNoGradientsAndNoUpdate) {
+  RandomJobs jobs(31);
+  for (int i = 0; i < 40; ++i) {
+    const v1::JobSpec job = jobs.Next();
+    const Plan plan = Make(job, ComputeType::kF32, /*features=*/true);
+    EXPECT_EQ(plan.forward_ops, int(plan.forward_backward.size()));
+    EXPECT_TRUE(plan.update.empty());
+    EXPECT_EQ(plan.keep_mask, kNone);
+    EXPECT_EQ(plan.arena_bytes[int(Arena::kGradients)] + plan.arena_bytes[int(Arena::kMoments)], 0);
+    EXPECT_EQ(plan.geometry.num_kept, plan.geometry.num_mask_units);
+    ASSERT_NE(plan.encoded, kNone);
+    for (size_t p = 0; p < plan.parameter_offset.size(); ++p) EXPECT_EQ(plan.parameter_offset[p], plan.table.parameters[p].offset);
+  }
+}
+
+TEST(PlanTest, IndexTablesArePermutations) {
+  RandomJobs jobs(37);
+  auto is_permutation = [](std::vector<int32_t> order) {
+    std::sort(order.begin(), order.end());
+    for (size_t i = 0; i < order.size(); ++i) {
+      if (order[i] != int32_t(i)) return false;
+    }
+    return true;
+  };
+  for (int i = 0; i < kRandomJobs; ++i) {
+    const Geometry g = Make(jobs.Next()).geometry;
+    if (g.spec.task() != "mae") continue;
+    EXPECT_TRUE(is_permutation(FinalOrder(g)));
+    for (int stage : g.fusion_stages) EXPECT_TRUE(is_permutation(FusionOrder(g, stage)));
+    const std::vector<int32_t> labels = LabelIndex(g);   // every value at most once; all of them but the unread video frames
+    EXPECT_EQ(std::set<int32_t>(labels.begin(), labels.end()).size(), labels.size());
+  }
+}
+
+TEST(PlanTest, RefusesWhatItsIndexTypesCannotHold) {
+  v1::JobSpec job;
+  job.mutable_data()->set_source("synthetic");
+  v1::ModelSpec* m = job.mutable_model();
+  m->add_input_size(64);
+  m->add_input_size(32);
+  for (int d = 0; d < 2; ++d) {
+    m->add_q_stride(32);
+    m->add_patch_stride(1);
+    m->add_patch_kernel(1);
+    m->add_patch_padding(0);
+  }
+  for (int s = 0; s < 2; ++s) m->add_stages(1);
+  m->set_q_pool(1);
+  m->set_mask_ratio(0.5);
+  FillDefaults(&job);
+  auto plan = Plan::Make(job, {});
+  ASSERT_FALSE(plan.ok());
+  EXPECT_EQ(ReasonOf(plan.status()), v1::REASON_USER_ERROR);
+  EXPECT_THAT(std::string(plan.status().message()), HasSubstr("at most 256"));
+}
+
+}  // namespace
+}  // namespace hierad
