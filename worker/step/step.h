@@ -46,6 +46,7 @@ struct StepOptions {
   int threads = 1;           // compute threads (CPU)
 };
 
+// One thread uses a step.
 class Step {
  public:
   virtual ~Step() = default;
@@ -56,7 +57,8 @@ class Step {
   virtual absl::StatusOr<TrainState> Save() = 0;
 
   // One optimizer step over spec.step.accumulation micro-batches. `real_samples`: of the whole step over all ranks, the
-  // divisor of the loss. `lr`: of this step. Non-finite: no update, `skipped`.
+  // divisor of the loss. `lr`: of this step. Non-finite: no update, `skipped`; REASON_NUMERICS once step.on_nan or
+  // step.max_nan_steps says so. Micro-batches without a real sample are passed over.
   virtual absl::StatusOr<StepResult> Run(absl::Span<const MicroBatch> micro_batches, int64_t real_samples, double lr,
                                          StepSignals signals) = 0;
   // Sum of the loss numerator over this micro-batch's real samples, and how many elements it covers; local to the rank.
@@ -64,8 +66,10 @@ class Step {
   struct LossSum { double numerator = 0; double weight = 0; };
   virtual absl::StatusOr<LossSum> Evaluate(const MicroBatch& batch) = 0;
   // Mean over tokens of the encoder's last output (after its norm, nothing masked): [real, encoder_dim_out], row-major.
+  // Classify: what the head sees, the norm of the mean.
   virtual absl::StatusOr<std::vector<float>> Features(const MicroBatch& batch) = 0;
 
+  virtual int64_t peak_memory_bytes() const { return 0; }   // GPU: of torch's allocator; CPU: of the process
   virtual std::string Describe() const = 0;   // mode, device, precision, attention backend: one line for the log
 };
 

@@ -1,0 +1,287 @@
+// The step over LibTorch. eager and optimized run every operation; graph_safe replays a record of forward and backward.
+// All-reduce, norm, clipping and AdamW are outside the record and work on the flat buffers.
+#include <algorithm>
+#include <cmath>
+#include <utility>
+
+#include <ATen/ATen.h>
+#include <ATen/Parallel.h>
+#include <c10/core/GradMode.h>
+
+#include "absl/strings/str_cat.h"
+#include "base/status.h"
+#include "worker/model/hiera.h"
+#include "worker/model/initialize.h"
+#include "worker/optim/adamw.h"
+#include "worker/step/accelerator.h"
+#include "worker/step/staging.h"
+#include "worker/step/step.h"
+#include "worker/step/torch_status.h"
+
+namespace hierad {
+namespace {
+
+// Behind the gradients, summed with them in one all-reduce.
+enum Tail : int64_t { kLoss, kStop, kCheckpoint, kTailSize };
+
+enum class Mode { kEager, kOptimized, kGraphSafe };
+
+class TorchStep : public Step {
+ public:
+  TorchStep(const StepOptions& options, Mode mode, const Geometry& geometry, const ParameterTable& table,
+            Communicator* communicator, std::unique_ptr<Accelerator> accelerator, const std::string& attention)
+      : spec_(options.spec), mode_(mode), table_(table), communicator_(*communicator),
+        accelerator_(std::move(accelerator)),
+        weights_(table, accelerator_->device(), spec_.step().precision() == "bf16" ? at::kBFloat16 : at::kFloat, kTailSize),
+        model_(geometry, &weights_),
+        adamw_(table, spec_.optimizer(), weights_.parameters, weights_.gradients),
+        staging_(geometry, spec_, *accelerator_),
+        results_(accelerator_->HostBuffer({kTailSize + 1}, at::kFloat)) {
+    description_ = absl::StrCat(spec_.step().mode(), " on ", accelerator_->name(),
+                                options.cuda ? "" : absl::StrCat(", ", options.threads, " threads"), ", ",
+                                spec_.step().precision(), ", attention ", mode == Mode::kEager ? "math (5-D)" : attention);
+  }
+
+  absl::Status Initialize() override {
+    TrainState state;
+    state.parameters.resize(table_.flat_size);
+    InitializeParameters(table_, spec_.seed(), state.parameters.data());
+    state.exp_avg.resize(table_.flat_size);
+    state.exp_avg_sq.resize(table_.flat_size);
+    return Load(state);
+  }
+
+  absl::Status Load(const TrainState& state) override {
+    for (const std::vector<float>* buffer : {&state.parameters, &state.exp_avg, &state.exp_avg_sq}) {
+      if (int64_t(buffer->size()) != table_.flat_size) {
+        return ErrorOf(v1::REASON_INTERNAL, absl::StrCat("a state of ", buffer->size(), " elements was loaded into a step of ",
+                                                         table_.flat_size, "."));
+      }
+    }
+    return Inside("loading the state", [&] {
+      auto copy = [&](const at::Tensor& to, const std::vector<float>& from) {
+        to.copy_(at::from_blob(const_cast<float*>(from.data()), {table_.flat_size}));
+      };
+      copy(weights_.parameters, state.parameters);
+      copy(adamw_.exp_avg, state.exp_avg);
+      copy(adamw_.exp_avg_sq, state.exp_avg_sq);
+      weights_.RefreshComputeCopy();
+      accelerator_->Synchronize();
+      step_ = state.step;
+      updates_ = state.updates;
+      nan_steps_in_row_ = state.nan_steps_in_row;
+      return absl::OkStatus();
+    });
+  }
+
+  absl::StatusOr<TrainState> Save() override {
+    TrainState state{step_, updates_, nan_steps_in_row_, {}, {}, {}};
+    RETURN_IF_ERROR(Inside("saving the state", [&] {
+      auto copy = [&](std::vector<float>* to, const at::Tensor& from) {
+        to->resize(table_.flat_size);
+        at::from_blob(to->data(), {table_.flat_size}).copy_(from);
+      };
+      copy(&state.parameters, weights_.parameters);
+      copy(&state.exp_avg, adamw_.exp_avg);
+      copy(&state.exp_avg_sq, adamw_.exp_avg_sq);
+      return absl::OkStatus();
+    }));
+    return state;
+  }
+
+  absl::StatusOr<StepResult> Run(absl::Span<const MicroBatch> micro_batches, int64_t real_samples, double lr,
+                                 StepSignals signals) override {
+    StepResult result;
+    RETURN_IF_ERROR(Inside(absl::StrCat("step ", step_ + 1), [&]() -> absl::Status {
+      weights_.ZeroGradients();
+      const double weight = 1.0 / (double(std::max<int64_t>(1, real_samples)) * double(model_.loss_elements()));
+      for (size_t i = 0; i < micro_batches.size(); ++i) {
+        if (micro_batches[i].real > 0) RETURN_IF_ERROR(ForwardBackward(int(i), micro_batches[i], weight));
+      }
+      at::Tensor tail = weights_.gradients.narrow(0, table_.flat_size, kTailSize);
+      if (signals.stop) tail[kStop].fill_(1);
+      if (signals.checkpoint) tail[kCheckpoint].fill_(1);
+      RETURN_IF_ERROR(communicator_.AllReduceSum(weights_.gradients.mutable_data_ptr<float>(),
+                                                 table_.flat_size + kTailSize, accelerator_->stream()));
+      const at::Tensor norm = GradientNorm();
+      Update(tail, norm, lr);
+      results_.copy_(at::cat({tail, norm.view({1})}), /*non_blocking=*/true);
+      accelerator_->Synchronize();
+      return communicator_.CheckAsync();
+    }));
+    const float* values = results_.const_data_ptr<float>();
+    result.loss = values[kLoss];
+    result.grad_norm = values[kTailSize];
+    result.skipped = !std::isfinite(values[kLoss]) || !std::isfinite(values[kTailSize]);
+    result.signals = {values[kStop] > 0, values[kCheckpoint] > 0};
+    ++step_;
+    if (!result.skipped) ++updates_;
+    nan_steps_in_row_ = result.skipped ? nan_steps_in_row_ + 1 : 0;
+    RETURN_IF_ERROR(CheckNumerics(result, lr));
+    return result;
+  }
+
+  absl::StatusOr<LossSum> Evaluate(const MicroBatch& batch) override {
+    LossSum sum;
+    if (batch.real == 0) return sum;
+    RETURN_IF_ERROR(Inside("evaluation", [&]() -> absl::Status {
+      ASSIGN_OR_RETURN(const BatchTensors tensors, staging_.Load(0, batch, Staging::Use::kEvaluate, 1.0, batch.real));
+      sum.numerator = model_.Forward(tensors, {.rewrite = rewrite()}).loss.item<double>();
+      sum.weight = double(batch.real) * double(model_.loss_elements());
+      return absl::OkStatus();
+    }));
+    return sum;
+  }
+
+  absl::StatusOr<std::vector<float>> Features(const MicroBatch& batch) override {
+    std::vector<float> features(batch.real * model_.geometry().encoder_dim_out);
+    if (batch.real == 0) return features;
+    RETURN_IF_ERROR(Inside("computing features", [&]() -> absl::Status {
+      ASSIGN_OR_RETURN(const BatchTensors tensors, staging_.Load(0, batch, Staging::Use::kFeatures, 1.0, batch.real));
+      at::from_blob(features.data(), {batch.real, model_.geometry().encoder_dim_out})
+          .copy_(model_.Features(tensors, rewrite()));
+      return absl::OkStatus();
+    }));
+    return features;
+  }
+
+  std::string Describe() const override { return description_; }
+  int64_t peak_memory_bytes() const override { return accelerator_->peak_memory_bytes(); }
+
+ private:
+  // On the step's stream, without recording gradients, exceptions turned into Status.
+  absl::Status Inside(const std::string& what, absl::FunctionRef<absl::Status()> body) {
+    absl::Status status;
+    const absl::Status caught = CatchTorch(what, [&] {
+      const c10::NoGradGuard no_grad;
+      accelerator_->Within([&] { status = body(); });
+      return absl::OkStatus();
+    });
+    return caught.ok() ? status : caught;
+  }
+
+  Rewrite rewrite() const { return mode_ == Mode::kEager ? Rewrite::kEager : Rewrite::kOptimized; }
+
+  absl::Status ForwardBackward(int micro_batch, const MicroBatch& batch, double weight) {
+    // graph_safe computes missing samples too, with weight 0: its shapes are fixed.
+    const int64_t rows = mode_ == Mode::kGraphSafe ? spec_.step().batch_per_rank() : batch.real;
+    ASSIGN_OR_RETURN(const BatchTensors tensors,
+                     staging_.Load(micro_batch, batch, Staging::Use::kTrain, weight, rows));
+    auto body = [&] {
+      weights_.BeginBackward();
+      at::Tensor loss;
+      {
+        const c10::AutoGradMode record(true);
+        loss = model_.Forward(tensors, {.rewrite = rewrite()}).loss;
+        loss.backward();
+      }
+      weights_.EndBackward();
+      weights_.gradients[table_.flat_size + kLoss].add_(loss.detach());
+    };
+    if (mode_ != Mode::kGraphSafe || !accelerator_->captures()) {
+      body();
+      return absl::OkStatus();
+    }
+    if (!captured_) RETURN_IF_ERROR(Capture(body));
+    accelerator_->Replay();
+    return absl::OkStatus();
+  }
+
+  absl::Status Capture(absl::FunctionRef<void()> body) {
+    absl::Status status = CatchTorch("step.mode graph_safe: forward and backward could not be captured", [&] {
+      accelerator_->Capture(body);
+      return absl::OkStatus();
+    });
+    if (!status.ok()) {
+      return ReasonOf(status) == v1::REASON_CUDA_OOM
+                 ? status
+                 : ErrorOf(ReasonOf(status), absl::StrCat(std::string(status.message()), "; step.mode: optimized runs without a capture."));
+    }
+    captured_ = true;
+    weights_.ZeroGradients();   // of the warm-up; a capture is always in a step's first micro-batch with real samples
+    return absl::OkStatus();
+  }
+
+  at::Tensor GradientNorm() {
+    const at::Tensor gradients = weights_.gradients.narrow(0, 0, table_.flat_size);
+    if (!gradients.device().is_cpu()) return at::linalg_vector_norm(gradients);
+    return at::scalar_tensor(Norm(gradients.const_data_ptr<float>(), table_.flat_size), at::kFloat);
+  }
+
+  void Update(const at::Tensor& tail, const at::Tensor& norm, double lr) {
+    const double clip = spec_.optimizer().clip_norm();
+    const at::Tensor divisor = clip > 0 ? ((norm + 1e-6) / clip).clamp_min(1.0) : at::ones_like(norm);
+    const at::Tensor skip = at::isfinite(norm).logical_and(at::isfinite(tail[kLoss])).logical_not().to(at::kFloat);
+    adamw_.Update(updates_ + 1, lr, divisor, skip);
+    weights_.RefreshComputeCopy();
+  }
+
+  absl::Status CheckNumerics(const StepResult& result, double lr) const {
+    if (!result.skipped) return absl::OkStatus();
+    const bool stop = spec_.step().on_nan() == "stop";
+    if (!stop && nan_steps_in_row_ < spec_.step().max_nan_steps()) return absl::OkStatus();
+    return ErrorOf(v1::REASON_NUMERICS,
+                   absl::StrCat("step ", step_, ": the loss is ", result.loss, " and the gradient norm ", result.grad_norm,
+                                " at learning rate ", lr, "; ",
+                                stop ? "step.on_nan is stop" : absl::StrCat(nan_steps_in_row_, " such steps in a row are the "
+                                                                            "most step.max_nan_steps allows"),
+                                "; try a lower optimizer.lr, more warm-up, or step.precision fp32."));
+  }
+
+  const v1::JobSpec spec_;
+  const Mode mode_;
+  const ParameterTable table_;
+  Communicator& communicator_;
+  const std::unique_ptr<Accelerator> accelerator_;   // before all tensors: their memory is its
+  Weights weights_;
+  Hiera model_;
+  AdamW adamw_;
+  Staging staging_;
+  at::Tensor results_;   // host: tail and norm
+  bool captured_ = false;
+  int64_t step_ = 0, updates_ = 0, nan_steps_in_row_ = 0;
+  std::string description_;
+};
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<Step>> MakeTorchStep(const StepOptions& options, const Geometry& geometry,
+                                                    const ParameterTable& table, Communicator* communicator) {
+  StepOptions resolved = options;
+  v1::StepSpec* step = resolved.spec.mutable_step();
+  if (step->mode() == "auto" || step->mode().empty()) step->set_mode(options.cuda ? "graph_safe" : "optimized");
+  Mode mode;
+  if (step->mode() == "eager") {
+    mode = Mode::kEager;
+  } else if (step->mode() == "optimized") {
+    mode = Mode::kOptimized;
+  } else if (step->mode() == "graph_safe") {
+    mode = Mode::kGraphSafe;
+  } else {
+    return ErrorOf(v1::REASON_USER_ERROR, absl::StrCat("step.mode: '", step->mode(),
+                                                       "' is not known; allowed are eager, optimized and graph_safe."));
+  }
+  const std::string& backend = step->sdpa_backend();
+  if (!options.cuda && (backend == "mem_efficient" || backend == "cudnn")) {
+    return ErrorOf(v1::REASON_USER_ERROR, absl::StrCat("step.sdpa_backend: ", backend,
+                                                       " runs on a GPU only; a CPU rank allows auto, flash and math."));
+  }
+  std::unique_ptr<Step> made;
+  RETURN_IF_ERROR(CatchTorch("preparing the step", [&]() -> absl::Status {
+    at::set_num_threads(std::max(1, options.threads));
+    const std::string attention = ApplyTorchSettings(backend, step->tf32(), options.cuda, mode == Mode::kEager);
+    std::unique_ptr<Accelerator> accelerator = options.cuda ? MakeCudaAccelerator() : MakeCpuAccelerator();
+    if (accelerator == nullptr) {
+      return ErrorOf(v1::REASON_USER_ERROR, "resources.device: cuda, but this worker sees no GPU or was built without "
+                                            "CUDA; use resources.device: cpu or another node.");
+    }
+    Accelerator* on = accelerator.get();
+    on->Within([&] {
+      made = std::make_unique<TorchStep>(resolved, mode, geometry, table, communicator, std::move(accelerator), attention);
+    });
+    return absl::OkStatus();
+  }));
+  return made;
+}
+
+}  // namespace hierad
