@@ -1,0 +1,46 @@
+// hierad's settings: configs/hierad.yaml, then flags over it.
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+
+namespace hierad {
+
+struct ServerConfig {
+  std::string state_folder;              // empty: DefaultStateFolder()
+  std::string listen;                    // unix:/path; empty: unix:STATE/hierad.sock
+  std::string tcp;                       // host:port on the loopback; empty: none
+  std::string metrics = "127.0.0.1:9464";   // host:port, or off
+  std::string agent = "auto";            // auto: hierad sees to a local agent; none
+  std::string agent_lifetime = "service";   // service: workers outlive hierad; session: they end with it
+  int cpu_slots = -1;                    // of the local agent; -1: its own choice
+  std::string runs_folder;               // empty: STATE/runs
+  double stop_grace_s = 30;
+  double node_lost_after_s = 15;
+  std::string log_level = "info";        // debug, info, warn, error
+};
+
+// Reads `path` into `config`; what the file does not name stays. Unknown keys, doubled keys and wrong types are refused
+// with file and line.
+absl::Status ReadConfig(const std::string& path, ServerConfig* config);
+
+// Fills what depends on other settings, makes paths absolute, and checks everything.
+absl::Status CompleteConfig(ServerConfig* config);
+
+// /var/lib/hierad for root, else $XDG_STATE_HOME/hierad or ~/.local/state/hierad.
+std::string DefaultStateFolder();
+
+struct HostPort {
+  std::string host;   // without brackets
+  int port = 0;
+};
+absl::StatusOr<HostPort> ParseHostPort(const std::string& text);
+bool IsLoopback(const std::string& host);
+
+// Whether the address can be listened on now: Unavailable (in use), PermissionDenied, ... with the address and why.
+absl::Status CheckListen(const std::string& what, const HostPort& address);
+
+}  // namespace hierad

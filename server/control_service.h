@@ -1,0 +1,51 @@
+// ControlService: what clients ask. Each call runs on a thread of gRPC's, checks its input, asks the coordinator and
+// waits. Streams (Watch, Logs) hold their thread, so there are at most kStreams of them.
+#pragma once
+
+#include <atomic>
+#include <condition_variable>
+#include <mutex>
+#include <string>
+
+#include "base/clock.h"
+#include "hierad/v1/control.grpc.pb.h"
+#include "server/coordinator.h"
+
+namespace hierad {
+
+class ControlService : public v1::ControlService::Service {
+ public:
+  static constexpr int kStreams = 256;
+
+  ControlService(Coordinator* coordinator, const Clock* clock, std::string version, std::string commit)
+      : coordinator_(coordinator), clock_(clock), version_(std::move(version)), commit_(std::move(commit)), started_ms_(clock->UnixMs()) {}
+
+  // Ends the streams; before the server is shut down.
+  void EndStreams();
+
+  grpc::Status Submit(grpc::ServerContext*, const v1::SubmitRequest* request, v1::SubmitReply* reply) override;
+  grpc::Status Validate(grpc::ServerContext*, const v1::ValidateRequest* request, v1::ValidateReply* reply) override;
+  grpc::Status Get(grpc::ServerContext*, const v1::GetRequest* request, v1::Job* reply) override;
+  grpc::Status List(grpc::ServerContext*, const v1::ListRequest* request, v1::ListReply* reply) override;
+  grpc::Status Watch(grpc::ServerContext*, const v1::WatchRequest* request, grpc::ServerWriter<v1::WatchReply>* writer) override;
+  grpc::Status Logs(grpc::ServerContext*, const v1::LogsRequest* request, grpc::ServerWriter<v1::LogsReply>* writer) override;
+  grpc::Status Cancel(grpc::ServerContext*, const v1::CancelRequest* request, v1::Job* reply) override;
+  grpc::Status ListCheckpoints(grpc::ServerContext*, const v1::ListCheckpointsRequest* request, v1::ListCheckpointsReply* reply) override;
+  grpc::Status Nodes(grpc::ServerContext*, const v1::NodesRequest* request, v1::NodesReply* reply) override;
+  grpc::Status Version(grpc::ServerContext*, const v1::VersionRequest* request, v1::VersionReply* reply) override;
+
+ private:
+  class StreamSlot;
+  bool Pause(grpc::ServerContext* context, std::chrono::milliseconds wait);   // false: the stream is over
+
+  Coordinator* const coordinator_;
+  const Clock* const clock_;
+  const std::string version_, commit_;
+  const int64_t started_ms_;
+  std::atomic<int> streams_{0};
+  std::mutex mutex_;
+  std::condition_variable ended_;
+  bool ending_ = false;
+};
+
+}  // namespace hierad

@@ -1,0 +1,406 @@
+#include "server/coordinator.h"
+
+#include <spdlog/spdlog.h>
+
+#include <algorithm>
+
+#include "absl/strings/str_cat.h"
+#include "base/fs.h"
+#include "base/limits.h"
+#include "base/text.h"
+
+namespace hierad {
+namespace {
+
+absl::Status Stopped() { return absl::UnavailableError("hierad is stopping; try again when it is back"); }
+
+absl::Status NoSuchJob(uint64_t job_id) { return absl::NotFoundError(absl::StrCat("there is no job ", job_id)); }
+
+}  // namespace
+
+Coordinator::Coordinator(CoordinatorOptions options, std::unique_ptr<Store> store, const Clock* clock)
+    : options_(std::move(options)), store_(std::move(store)), clock_(clock) {}
+
+Coordinator::~Coordinator() = default;
+
+absl::StatusOr<std::unique_ptr<Coordinator>> Coordinator::Create(CoordinatorOptions options, std::unique_ptr<Store> store, const Clock* clock) {
+  std::unique_ptr<Coordinator> coordinator(new Coordinator(std::move(options), std::move(store), clock));
+  if (absl::Status s = coordinator->Recover(); !s.ok()) return s;
+  return coordinator;
+}
+
+absl::Status Coordinator::Recover() {
+  now_ = last_turn_ = started_ = clock_->Monotonic();
+  unix_ms_ = clock_->UnixMs();
+  auto epoch = store_->BeginEpoch(unix_ms_);
+  if (!epoch.ok()) return epoch.status();
+  sequence_ = *epoch << 32;
+  next_job_id_ = store_->next_job_id();
+  auto rows = store_->LoadLive();
+  if (!rows.ok()) return rows.status();
+  for (JobRow& row : *rows) {
+    auto job = std::make_unique<LiveJob>();
+    job->row = std::move(row);
+    job->ResetAttempt();
+    job->stop_floor = sequence_;
+    if (job->row.state == v1::STOPPING && job->row.desired != v1::DESIRED_CANCEL) job->kill_at = now_ + kPeersGrace;
+    // The wall clock may have been set since: never wait longer than a back-off can be.
+    job->retry_due = now_ + std::chrono::milliseconds(std::clamp<int64_t>(job->row.retry_at_ms - unix_ms_, 0, 60000));
+    for (size_t r = 0; r < job->row.ranks.size(); ++r) {
+      job->ranks[r].pid = job->row.ranks[r].pid;
+      if (!IsActive(job->row.state) || job->row.ranks[r].gone) continue;
+      Node& node = nodes_[job->row.ranks[r].node];
+      node.name = job->row.ranks[r].node;
+      node.last_seen = now_;   // it has node_lost_after from now to come back
+      node.slots.push_back(job->row.ranks[r].slot);
+    }
+    by_key_[job->row.client_key] = job->row.id;
+    Index(job.get());
+    jobs_[job->row.id] = std::move(job);
+  }
+  if (!jobs_.empty()) spdlog::info("recovered {} jobs: {} with workers, {} queued", jobs_.size(), active_.size(), queued_.size());
+  return absl::OkStatus();
+}
+
+void Coordinator::Post(std::function<void()> work, std::function<void()> refuse) {
+  {
+    std::lock_guard lock(mutex_);
+    if (!stopped_) {
+      inbox_.push_back({std::move(work), std::move(refuse)});
+      wake_.notify_one();
+      return;
+    }
+  }
+  if (refuse) refuse();
+}
+
+template <typename T>
+void Coordinator::Ask(Reply<T> reply, std::function<absl::StatusOr<T>()> answer) {
+  Post([this, reply, answer] { AfterCommit([reply, answer](const absl::Status&) { reply(answer()); }); },
+       [reply] { reply(Stopped()); });
+}
+
+void Coordinator::Run() {
+  while (true) {
+    Turn();
+    std::unique_lock lock(mutex_);
+    if (stopped_ && inbox_.empty()) break;
+    if (!stopped_) wake_.wait_for(lock, NextWake(), [this] { return stopped_ || !inbox_.empty(); });
+  }
+  for (Parked& parked : std::exchange(parked_, {})) parked.reply(Stopped());
+}
+
+void Coordinator::Stop() {
+  std::lock_guard lock(mutex_);
+  stopped_ = true;
+  wake_.notify_all();
+}
+
+void Coordinator::BeginDrain() {
+  Post([this] { draining_ = true; });
+}
+
+std::chrono::nanoseconds Coordinator::NextWake() const {
+  return parked_.empty() && active_.empty() ? std::chrono::milliseconds(500) : std::chrono::milliseconds(200);
+}
+
+void Coordinator::ReadClock() {
+  now_ = clock_->Monotonic();
+  unix_ms_ = clock_->UnixMs();
+  // A stall of ours (a suspended machine, a disk that hung) is not counted against the nodes: their reports wait unread.
+  const std::chrono::nanoseconds stall = now_ - last_turn_ - std::chrono::seconds(2);
+  if (stall > std::chrono::nanoseconds(0)) {
+    for (auto& [name, node] : nodes_) node.last_seen += stall;
+  }
+  last_turn_ = now_;
+}
+
+void Coordinator::Turn() {
+  std::vector<Posted> work;
+  {
+    std::lock_guard lock(mutex_);
+    work.swap(inbox_);
+  }
+  ReadClock();
+  for (Posted& posted : work) posted.work();
+  Tick();
+  if (place_ && !draining_ && now_ >= store_rest_) Place();
+  CommitTurn();
+  SendAll();
+  AnswerWatches();
+}
+
+void Coordinator::CommitTurn() {
+  absl::Status status;
+  if (!undo_.empty()) {
+    StoreBatch batch;
+    for (const auto& [id, before] : undo_) {
+      const JobRow& row = jobs_.at(id)->row;
+      batch.jobs.push_back({&row, true, true});
+    }
+    // New rows in order of id.
+    std::sort(batch.jobs.begin(), batch.jobs.end(), [](const auto& a, const auto& b) { return a.row->id < b.row->id; });
+    batch.attempts = attempts_;
+    status = store_->Commit(batch);
+    if (!status.ok()) {
+      ++store_errors_;
+      spdlog::error("the store refused a commit, nothing was changed: {}", std::string(status.message()));
+      Undo();
+      store_rest_ = now_ + std::chrono::seconds(1);
+    }
+  }
+  undo_.clear();
+  attempts_.clear();
+  for (auto& work : std::exchange(after_commit_, {})) work(status);
+}
+
+void Coordinator::Undo() {
+  for (auto& [id, before] : undo_) {
+    if (!before) {
+      Forget(id);
+      continue;
+    }
+    LiveJob& job = *jobs_.at(id);
+    job.row = std::move(*before);
+    if (job.ranks.size() != job.row.ranks.size()) job.ResetAttempt();
+    ++job.version;
+    ended_.erase(id);
+    Index(&job);
+    MarkOrders(job);
+  }
+  place_ = true;
+}
+
+void Coordinator::Forget(uint64_t job_id) {
+  const auto found = jobs_.find(job_id);
+  if (found == jobs_.end()) return;
+  queued_.erase(job_id);
+  active_.erase(job_id);
+  ended_.erase(job_id);
+  by_key_.erase(found->second->row.client_key);
+  jobs_.erase(found);
+}
+
+void Coordinator::Touch(const LiveJob& job) { undo_.try_emplace(job.row.id, job.row); }
+
+void Coordinator::Index(LiveJob* job) {
+  const uint64_t id = job->row.id;
+  job->row.state == v1::QUEUED ? (void)queued_.insert(id) : (void)queued_.erase(id);
+  IsActive(job->row.state) ? (void)active_.insert(id) : (void)active_.erase(id);
+}
+
+LiveJob* Coordinator::Find(uint64_t job_id) {
+  const auto found = jobs_.find(job_id);
+  return found == jobs_.end() ? nullptr : found->second.get();
+}
+
+void Coordinator::Change(LiveJob* job, const JobEvent& event) {
+  JobStep step = Apply(job->row, event, unix_ms_);
+  if (!step.changed) return;
+  Touch(*job);
+  const v1::JobState before = job->row.state;
+  const int attempt_before = job->row.attempt;
+  MarkOrders(*job);
+  job->row = std::move(step.row);
+  const JobRow& row = job->row;
+  ++job->version;
+  if (step.stopping_began) {
+    job->stop_floor = sequence_;
+    job->kill_at.reset();
+    if (row.desired != v1::DESIRED_CANCEL) job->kill_at = now_ + kPeersGrace;
+  }
+  if (step.attempt_over) {
+    attempts_.push_back({row.id, row.attempt, row.started_ms, unix_ms_, step.attempt_reason, step.attempt_message, row.step});
+    job->retry_due = now_ + std::chrono::milliseconds(std::max<int64_t>(0, row.retry_at_ms - unix_ms_));
+    job->samples_per_s = 0;
+  }
+  if (row.attempt != attempt_before) job->ResetAttempt();
+  if (IsTerminal(row.state)) ended_[row.id] = now_;
+  if (row.state != before) {
+    Index(job);
+    spdlog::info("job {} ({}): {} -> {}{}{}{}", row.id, row.spec.name(), v1::JobState_Name(before), v1::JobState_Name(row.state),
+                 row.attempt > 0 ? absl::StrCat(", attempt ", row.attempt) : "",
+                 row.reason == v1::REASON_UNSPECIFIED ? "" : absl::StrCat(", ", v1::Reason_Name(row.reason)),
+                 row.message.empty() ? "" : absl::StrCat(": ", row.message));
+  }
+  MarkOrders(*job);
+  place_ = true;
+}
+
+void Coordinator::Submit(v1::SubmitRequest request, absl::Status folder_check, Reply<v1::SubmitReply> reply) {
+  auto work = [this, request = std::move(request), folder_check, reply]() mutable {
+    const auto refuse = [this, reply](absl::Status status) {
+      AfterCommit([reply, status](const absl::Status&) { reply(status); });
+    };
+    uint64_t id = 0;
+    bool existed = true;
+    if (const auto known = by_key_.find(request.client_key()); known != by_key_.end()) {
+      id = known->second;
+    } else {
+      auto stored = store_->FindByClientKey(request.client_key());
+      if (!stored.ok()) return refuse(stored.status());
+      id = stored->value_or(0);
+    }
+    if (id == 0) {
+      if (draining_) return refuse(Stopped());
+      if (!folder_check.ok()) return refuse(folder_check);
+      if (jobs_.size() >= limits::kQueuedJobs) {
+        return refuse(absl::ResourceExhaustedError(absl::StrCat("the queue is full: ", jobs_.size(), " jobs, at most ", limits::kQueuedJobs,
+                                                                "; cancel some, or wait")));
+      }
+      existed = false;
+      id = next_job_id_++;
+      auto job = std::make_unique<LiveJob>();
+      JobRow& row = job->row;
+      row.id = id;
+      row.client_key = request.client_key();
+      row.submitter = options_.submitter;
+      row.spec = std::move(*request.mutable_spec());
+      row.submitted_ms = unix_ms_;
+      row.run_folder = row.spec.output().folder();
+      const bool given = !row.run_folder.empty();
+      if (!given) row.run_folder = JoinPath(options_.runs_folder, absl::StrCat(id, "-", row.spec.name()));
+      for (const auto& [other_id, other] : jobs_) {
+        if (given && other->row.run_folder == row.run_folder && !IsTerminal(other->row.state)) {
+          return refuse(absl::FailedPreconditionError(absl::StrCat("output.folder: ", Printable(row.run_folder), " is the folder of job ", other_id,
+                                                                   ", which has not ended; give another, or none")));
+        }
+      }
+      undo_[id] = std::nullopt;
+      by_key_[row.client_key] = id;
+      Index(job.get());
+      spdlog::info("job {} ({}) queued", id, row.spec.name());
+      jobs_[id] = std::move(job);
+      place_ = true;
+    }
+    AfterCommit([this, id, existed, reply](const absl::Status& status) {
+      if (!status.ok()) return reply(status);
+      auto view = ViewOf(id);
+      if (!view.ok()) return reply(view.status());
+      v1::SubmitReply answer;
+      *answer.mutable_job() = *std::move(view);
+      answer.set_existed(existed);
+      reply(std::move(answer));
+    });
+  };
+  Post(std::move(work), [reply] { reply(Stopped()); });
+}
+
+void Coordinator::FindByClientKey(std::string key, Reply<v1::SubmitReply> reply) {
+  Ask<v1::SubmitReply>(reply, [this, key]() -> absl::StatusOr<v1::SubmitReply> {
+    uint64_t id = 0;
+    if (const auto known = by_key_.find(key); known != by_key_.end()) {
+      id = known->second;
+    } else {
+      auto stored = store_->FindByClientKey(key);
+      if (!stored.ok()) return stored.status();
+      id = stored->value_or(0);
+    }
+    auto view = ViewOf(id);
+    if (!view.ok()) return view.status();
+    v1::SubmitReply answer;
+    *answer.mutable_job() = *std::move(view);
+    answer.set_existed(true);
+    return answer;
+  });
+}
+
+void Coordinator::Cancel(uint64_t job_id, Reply<v1::Job> reply) {
+  Post(
+      [this, job_id, reply] {
+        if (LiveJob* job = Find(job_id)) Change(job, CancelAsked{});
+        AfterCommit([this, job_id, reply](const absl::Status& status) {
+          if (!status.ok()) return reply(status);
+          reply(ViewOf(job_id));
+        });
+      },
+      [reply] { reply(Stopped()); });
+}
+
+void Coordinator::Get(uint64_t job_id, Reply<v1::Job> reply) {
+  Ask<v1::Job>(reply, [this, job_id] { return ViewOf(job_id); });
+}
+
+void Coordinator::List(v1::ListRequest request, Reply<v1::ListReply> reply) {
+  Ask<v1::ListReply>(reply, [this, request]() -> absl::StatusOr<v1::ListReply> {
+    ListFilter filter;
+    for (int state : request.states()) filter.states.push_back(static_cast<v1::JobState>(state));
+    filter.before_id = request.before_id();
+    filter.limit = request.limit() == 0 ? limits::kListLimit : static_cast<int>(std::min<uint32_t>(request.limit(), limits::kListLimit));
+    auto rows = store_->List(filter);
+    if (!rows.ok()) return rows.status();
+    v1::ListReply answer;
+    size_t bytes = 0;
+    for (JobRow& row : *rows) {
+      const LiveJob* live = Find(row.id);
+      LiveJob rest;
+      if (live == nullptr) rest.row = std::move(row);
+      v1::Job view = View(live ? *live : rest);
+      // A page that would not fit a message ends early: the client asks on with before_id.
+      bytes += view.ByteSizeLong() + 8;
+      if (bytes > limits::kGrpcMessageBytes * 3 / 4 && answer.jobs_size() > 0) break;
+      *answer.add_jobs() = std::move(view);
+    }
+    return answer;
+  });
+}
+
+void Coordinator::ListCheckpoints(uint64_t job_id, Reply<v1::ListCheckpointsReply> reply) {
+  Ask<v1::ListCheckpointsReply>(reply, [this, job_id]() -> absl::StatusOr<v1::ListCheckpointsReply> {
+    v1::ListCheckpointsReply answer;
+    const auto fill = [&answer](const JobRow& row) {
+      for (const v1::CheckpointInfo& info : row.checkpoints) *answer.add_checkpoints() = info;
+    };
+    if (const LiveJob* live = Find(job_id)) {
+      fill(live->row);
+      return answer;
+    }
+    auto row = store_->Load(job_id);
+    if (!row.ok()) return row.status();
+    if (!*row) return NoSuchJob(job_id);
+    fill(**row);
+    return answer;
+  });
+}
+
+void Coordinator::Nodes(Reply<v1::NodesReply> reply) {
+  Ask<v1::NodesReply>(reply, [this]() -> absl::StatusOr<v1::NodesReply> {
+    std::map<std::pair<std::string, std::string>, std::pair<const LiveJob*, int>> used;
+    for (uint64_t id : active_) {
+      const LiveJob* job = Find(id);
+      for (const RankRow& rank : job->row.ranks) used[{rank.node, rank.slot.id()}] = {job, rank.rank};
+    }
+    v1::NodesReply answer;
+    for (const auto& [name, node] : nodes_) {
+      v1::Node* out = answer.add_nodes();
+      out->set_name(name);
+      out->set_connected(node.session != 0 && !node.lost);
+      out->set_last_seen_ms(node.last_seen_ms);
+      out->set_version(node.version);
+      for (const v1::Slot& slot : node.slots) {
+        v1::SlotUse* use = out->add_slots();
+        *use->mutable_slot() = slot;
+        const auto found = used.find({name, slot.id()});
+        if (found == used.end()) continue;
+        use->set_job_id(found->second.first->row.id);
+        use->set_attempt(found->second.first->row.attempt);
+        use->set_rank(found->second.second);
+      }
+    }
+    return answer;
+  });
+}
+
+void Coordinator::Watch(WatchPlace place, Reply<WatchView> reply) {
+  Post(
+      [this, place, reply] {
+        AfterCommit([this, place, reply](const absl::Status&) { parked_.push_back({place, now_ + kWatchPoll, reply}); });
+      },
+      [reply] { reply(Stopped()); });
+}
+
+void Coordinator::Look(Reply<Overview> reply) {
+  Ask<Overview>(reply, [this]() -> absl::StatusOr<Overview> { return LookNow(); });
+}
+
+}  // namespace hierad

@@ -1,0 +1,204 @@
+// The coordinator: one thread owns all state. Everyone else posts; a turn of the loop takes what was posted, lets the
+// job machine and the scheduler decide, writes all of it in one transaction, and only then answers and sends orders.
+// What agents and workers send is whole state, so a turn whose commit failed is undone and simply happens again.
+//
+// Threads: Create and Run/Turn on one thread; every other public method from any thread. Callbacks (`Reply`, links) are
+// called on the loop's thread and must not block. Limits: limits.h, and kMaxNodes, kMaxWorkerSessions below.
+#pragma once
+
+#include <chrono>
+#include <condition_variable>
+#include <functional>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <set>
+#include <string>
+#include <unordered_map>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "base/clock.h"
+#include "hierad/v1/agent.pb.h"
+#include "hierad/v1/control.pb.h"
+#include "hierad/v1/worker.pb.h"
+#include "server/job_machine.h"
+#include "server/job_row.h"
+#include "server/live_state.h"
+#include "server/store.h"
+
+namespace hierad {
+
+struct CoordinatorOptions {
+  std::string runs_folder;                             // absolute
+  std::string endpoint;                                // what workers dial: unix:/path
+  std::string submitter;                               // owner of the socket
+  std::chrono::nanoseconds node_lost_after = std::chrono::seconds(15);
+  std::chrono::milliseconds stop_grace = std::chrono::seconds(30);   // from SIGTERM to SIGKILL of a cancelled worker
+  std::string version, commit;
+};
+
+template <typename T>
+using Reply = std::function<void(absl::StatusOr<T>)>;
+
+// One message of a watch.
+struct WatchView {
+  v1::WatchReply reply;
+  uint64_t version = 0;   // give back to wait for the next change
+  uint64_t cursor = 0;
+  bool more = false;      // further metrics are already there
+  bool done = false;      // the job is terminal and everything was told
+};
+struct WatchPlace {
+  uint64_t job_id = 0;
+  std::optional<uint64_t> version;   // none: answer at once
+  uint64_t cursor = 0;
+  int64_t after_step = 0;            // of the first message
+};
+
+// For the exporter: the live jobs (newest kMetricJobs of them) and the totals.
+struct Overview {
+  std::vector<std::pair<v1::JobState, int64_t>> jobs_by_state;
+  std::vector<v1::Job> live;
+  int64_t slots_busy = 0, slots_free = 0, slots_lost = 0;
+  int64_t nodes_connected = 0, nodes_lost = 0;
+  int64_t store_errors = 0;
+};
+
+class Coordinator {
+ public:
+  static constexpr size_t kMaxNodes = 1024;
+  static constexpr size_t kMaxWorkerSessions = 8192;
+  static constexpr size_t kMetricJobs = 1000;
+  static constexpr std::chrono::nanoseconds kPeersGrace = std::chrono::seconds(5);      // for the rest of a broken gang
+  static constexpr std::chrono::nanoseconds kLastWordWait = std::chrono::seconds(2);    // for a dead worker's last message
+  static constexpr std::chrono::nanoseconds kRecentJobs = std::chrono::minutes(10);     // an ended job stays in memory
+  static constexpr size_t kRecentJobsMax = 64;
+  static constexpr std::chrono::nanoseconds kWatchPoll = std::chrono::seconds(1);       // a watch is answered at least so often
+
+  // Loads what lives; nothing is sent until agents and workers dial in.
+  static absl::StatusOr<std::unique_ptr<Coordinator>> Create(CoordinatorOptions options, std::unique_ptr<Store> store, const Clock* clock);
+  ~Coordinator();
+
+  void Run();     // turns, until Stop
+  void Stop();    // after the turn under way; what is posted later is answered UNAVAILABLE
+  void Turn();    // one turn without waiting (tests; Run is a loop of it)
+  void BeginDrain();   // places no more jobs, takes no more submissions
+
+  // For clients. Replies come after the commit.
+  void Submit(v1::SubmitRequest request, absl::Status folder_check, Reply<v1::SubmitReply> reply);
+  void FindByClientKey(std::string key, Reply<v1::SubmitReply> reply);   // NotFound: no such job yet
+  void Get(uint64_t job_id, Reply<v1::Job> reply);
+  void List(v1::ListRequest request, Reply<v1::ListReply> reply);
+  void Cancel(uint64_t job_id, Reply<v1::Job> reply);
+  void ListCheckpoints(uint64_t job_id, Reply<v1::ListCheckpointsReply> reply);
+  void Nodes(Reply<v1::NodesReply> reply);
+  void Watch(WatchPlace place, Reply<WatchView> reply);
+  void Look(Reply<Overview> reply);
+
+  // For sessions. A link is told to send whole states and may drop older ones it has not sent yet.
+  uint64_t OpenAgent(std::shared_ptr<AgentLink> link);
+  void ReportAgent(uint64_t session, v1::AgentReport report, std::function<void()> done);
+  void CloseAgent(uint64_t session);
+  uint64_t OpenWorker(std::shared_ptr<WorkerLink> link);
+  void ReportWorker(uint64_t session, v1::WorkerReport report, std::function<void()> done);
+  void CloseWorker(uint64_t session);
+
+ private:
+  Coordinator(CoordinatorOptions options, std::unique_ptr<Store> store, const Clock* clock);
+  absl::Status Recover();
+  void Post(std::function<void()> work, std::function<void()> refuse = nullptr);
+  template <typename T>
+  void Ask(Reply<T> reply, std::function<absl::StatusOr<T>()> answer);
+  void AfterCommit(std::function<void(const absl::Status&)> work) { after_commit_.push_back(std::move(work)); }
+
+  // coordinator.cc: the turn.
+  void ReadClock();
+  void CommitTurn();
+  void Undo();
+  void Touch(const LiveJob& job);
+  void Change(LiveJob* job, const JobEvent& event);
+  void Index(LiveJob* job);          // queued_, active_, by its state
+  void Forget(uint64_t job_id);
+  LiveJob* Find(uint64_t job_id);
+  std::chrono::nanoseconds NextWake() const;
+
+  // coordinator_place.cc: time and placement.
+  void Tick();
+  void LoseNodes();
+  void DropOld();
+  void Place();
+  std::vector<NodeSlots> SlotsNow() const;
+  void Begin(LiveJob* job, const std::vector<struct Place>& places);
+  void Settle(LiveJob* job);         // turns what is known of dead ranks into events
+
+  // coordinator_sessions.cc: agents and workers.
+  void OnAgentReport(uint64_t session, const v1::AgentReport& report);
+  Node* BindNode(AgentSession* session, const v1::AgentReport& report);
+  void CheckRank(LiveJob* job, int rank, const Node& node, const v1::RankProcess* process, bool new_instance);
+  void OnWorkerReport(uint64_t session, const v1::WorkerReport& report);
+  bool IsCurrent(const LiveJob& job, int attempt, int rank) const;
+  void TakeReport(LiveJob* job, const v1::WorkerReport& report);
+  void TakeMetrics(LiveJob* job, const v1::WorkerReport& report);
+  void MarkOrders(const LiveJob& job);
+  void SendAll();
+  v1::AgentOrders OrdersFor(const Node& node);
+  void SendWorker(WorkerSession* session);
+
+  // coordinator_view.cc: answers.
+  v1::Job View(const LiveJob& job) const;
+  std::string WaitWords(const LiveJob& job) const;
+  absl::StatusOr<v1::Job> ViewOf(uint64_t job_id);
+  std::optional<absl::StatusOr<WatchView>> ViewWatch(const WatchPlace& place, bool answer_anyway);
+  void AnswerWatches();
+  Overview LookNow();
+
+  const CoordinatorOptions options_;
+  const std::unique_ptr<Store> store_;
+  const Clock* const clock_;
+
+  std::mutex mutex_;
+  std::condition_variable wake_;
+  struct Posted {
+    std::function<void()> work, refuse;
+  };
+  std::vector<Posted> inbox_;        // guarded by mutex_; bounded: a session posts one report at a time, a handler waits
+  bool stopped_ = false;             // guarded by mutex_
+  uint64_t next_session_ = 1;        // guarded by mutex_
+
+  // Below: the loop's own.
+  std::chrono::nanoseconds now_{0};  // monotonic, of this turn
+  std::chrono::nanoseconds last_turn_{0};
+  std::chrono::nanoseconds started_{0};
+  int64_t unix_ms_ = 0;
+  bool draining_ = false;
+  uint64_t next_job_id_ = 1;
+  uint64_t sequence_ = 0;            // of the newest orders sent to any agent
+  std::unordered_map<uint64_t, std::unique_ptr<LiveJob>> jobs_;   // live, and recently ended
+  std::set<uint64_t> queued_, active_;   // ids, so in order of submission
+  std::map<uint64_t, std::chrono::nanoseconds> ended_;            // recently ended, and when
+  std::unordered_map<std::string, uint64_t> by_key_;              // of jobs_
+  std::map<std::string, Node> nodes_;
+  std::unordered_map<uint64_t, AgentSession> agents_;
+  std::unordered_map<uint64_t, WorkerSession> workers_;
+
+  std::unordered_map<uint64_t, std::optional<JobRow>> undo_;      // rows as they were before this turn; none: new
+  std::vector<AttemptRow> attempts_;                              // ended in this turn
+  std::vector<std::function<void(const absl::Status&)>> after_commit_;
+  bool place_ = true;                // something changed that a placement depends on
+  std::chrono::nanoseconds store_rest_{0};   // after a failed commit: no placement before
+  int64_t store_errors_ = 0;
+  uint64_t head_ = 0;                // the job that waits first, and why
+  std::string head_why_;
+  std::map<uint64_t, std::string> aside_;    // jobs larger than everything, and why
+  struct Parked {
+    WatchPlace place;
+    std::chrono::nanoseconds until;
+    Reply<WatchView> reply;
+  };
+  std::vector<Parked> parked_;
+};
+
+}  // namespace hierad

@@ -1,0 +1,160 @@
+// The coordinator's clock and its placements.
+#include <spdlog/spdlog.h>
+
+#include <algorithm>
+
+#include "absl/strings/str_cat.h"
+#include "base/job_yaml.h"
+#include "base/status.h"
+#include "server/coordinator.h"
+#include "server/credential.h"
+#include "server/run_folder.h"
+
+namespace hierad {
+
+void Coordinator::Tick() {
+  LoseNodes();
+  const std::vector<uint64_t> active(active_.begin(), active_.end());
+  for (uint64_t id : active) {
+    LiveJob* job = Find(id);
+    Settle(job);
+    if (IsActive(job->row.state) && job->kill_at && now_ >= *job->kill_at && !job->kill_sent) {
+      job->kill_sent = true;
+      MarkOrders(*job);
+    }
+  }
+  // A job that waits for its next attempt holds its place, so only the first one's time matters.
+  if (!queued_.empty() && head_ != 0) {
+    if (const LiveJob* head = Find(head_); head && head->row.retry_at_ms > 0 && now_ >= head->retry_due) place_ = true;
+  }
+  if (now_ - started_ >= options_.node_lost_after && aside_.count(head_) != 0) place_ = true;
+  DropOld();
+}
+
+void Coordinator::LoseNodes() {
+  for (auto& [name, node] : nodes_) {
+    if (node.lost || now_ - node.last_seen < options_.node_lost_after) continue;
+    node.lost = true;
+    place_ = true;
+    const int64_t silent_s = std::chrono::duration_cast<std::chrono::seconds>(now_ - node.last_seen).count();
+    spdlog::warn("node {} is lost: no report for {} s", name, silent_s);
+    const std::vector<uint64_t> active(active_.begin(), active_.end());
+    for (uint64_t id : active) {
+      LiveJob* job = Find(id);
+      for (size_t r = 0; r < job->row.ranks.size(); ++r) {
+        if (job->row.ranks[r].node != name || job->row.ranks[r].gone) continue;
+        job->ranks[r].exit = RankEnded{static_cast<int>(r), v1::REASON_NODE_LOST,
+                                       absl::StrCat("node ", name, " has not reported for ", silent_s,
+                                                    " s; see whether it is up and its hierad-agent runs"), true, 0};
+        job->ranks[r].exit_wait = now_;
+      }
+      Settle(job);
+    }
+  }
+}
+
+void Coordinator::DropOld() {
+  while (!ended_.empty()) {
+    auto oldest = std::min_element(ended_.begin(), ended_.end(), [](const auto& a, const auto& b) { return a.second < b.second; });
+    if (ended_.size() <= kRecentJobsMax && now_ - oldest->second < kRecentJobs) break;
+    const uint64_t id = oldest->first;
+    if (undo_.count(id) != 0) break;   // ended in this very turn
+    Forget(id);
+  }
+  if (nodes_.size() <= kMaxNodes / 2) return;
+  for (auto node = nodes_.begin(); node != nodes_.end();) {
+    node = node->second.lost && node->second.session == 0 && now_ - node->second.last_seen > kRecentJobs ? nodes_.erase(node) : std::next(node);
+  }
+}
+
+void Coordinator::Settle(LiveJob* job) {
+  if (!IsActive(job->row.state)) return;
+  const int attempt = job->row.attempt;
+  for (size_t r = 0; r < job->ranks.size(); ++r) {
+    // An attempt that is over takes its ranks' live state with it.
+    const auto current = [&] { return IsActive(job->row.state) && job->row.attempt == attempt; };
+    if (job->ranks[r].word && !job->row.ranks[r].ended) Change(job, *job->ranks[r].word);
+    if (!current() || !job->ranks[r].exit || job->row.ranks[r].gone) continue;
+    RankLive& live = job->ranks[r];
+    if (!job->row.ranks[r].ended && live.session != 0 && now_ < live.exit_wait) continue;
+    Change(job, *live.exit);
+    Change(job, RankGone{static_cast<int>(r)});
+    if (!current()) return;
+  }
+}
+
+std::vector<NodeSlots> Coordinator::SlotsNow() const {
+  std::set<std::pair<std::string, std::string>> busy;
+  for (uint64_t id : active_) {
+    for (const RankRow& rank : jobs_.at(id)->row.ranks) busy.insert({rank.node, rank.slot.id()});
+  }
+  std::vector<NodeSlots> all;
+  for (const auto& [name, node] : nodes_) {
+    NodeSlots& slots = all.emplace_back();
+    slots.name = name;
+    slots.connected = node.session != 0 && !node.lost;
+    std::set<std::string> occupied;   // by processes that no job of ours has: they are being killed
+    for (const v1::RankProcess& process : node.processes) {
+      if (!process.ended()) occupied.insert(process.slot_id());
+    }
+    for (const v1::Slot& slot : node.slots) {
+      slots.slots.push_back({slot, busy.count({name, slot.id()}) != 0 || occupied.count(slot.id()) != 0});
+    }
+  }
+  return all;
+}
+
+void Coordinator::Place() {
+  place_ = false;
+  head_ = 0;
+  aside_.clear();
+  if (queued_.empty()) return;
+  Scheduler scheduler(SlotsNow());
+  const std::vector<uint64_t> queued(queued_.begin(), queued_.end());
+  for (uint64_t id : queued) {
+    LiveJob* job = Find(id);
+    QueuedJob ask;
+    ask.id = id;
+    ask.ranks = job->row.spec.resources().ranks();
+    ask.device = job->row.spec.resources().device();
+    if (job->row.retry_at_ms > 0 && now_ < job->retry_due) {
+      ask.retry_in_ms = std::max<int64_t>(1, std::chrono::duration_cast<std::chrono::milliseconds>(job->retry_due - now_).count());
+    }
+    Scheduler::Decision decision = scheduler.Consider(ask);
+    ++job->version;
+    if (decision.verdict == Scheduler::Verdict::kPlaced) {
+      Begin(job, decision.places);
+      continue;
+    }
+    // Shortly after a start not every node has come back, so "larger than everything" is not known yet.
+    if (decision.verdict == Scheduler::Verdict::kStepsAside) {
+      aside_[id] = decision.why;
+      if (now_ - started_ >= options_.node_lost_after) continue;
+    }
+    head_ = id;
+    head_why_ = decision.why;
+    break;
+  }
+}
+
+void Coordinator::Begin(LiveJob* job, const std::vector<struct Place>& places) {
+  if (absl::Status made = MakeRunFolder(job->row); !made.ok()) {
+    const bool ours = made.code() == absl::StatusCode::kResourceExhausted || made.code() == absl::StatusCode::kInternal ||
+                      made.code() == absl::StatusCode::kUnavailable;
+    Change(job, PlacementFailed{ours ? v1::REASON_CHECKPOINT : v1::REASON_USER_ERROR, std::string(made.message())});
+    return;
+  }
+  Placed placed;
+  placed.credential = NewCredential();
+  for (const struct Place& place : places) {
+    RankRow& rank = placed.ranks.emplace_back();
+    rank.rank = static_cast<int>(placed.ranks.size()) - 1;
+    rank.node = place.node;
+    rank.slot = place.slot;
+    rank.local_rank = place.local_rank;
+    rank.local_world_size = place.local_world_size;
+  }
+  Change(job, placed);
+}
+
+}  // namespace hierad

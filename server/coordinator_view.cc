@@ -1,0 +1,157 @@
+// What clients and the exporter see.
+#include <algorithm>
+#include <cmath>
+
+#include "absl/strings/str_cat.h"
+#include "base/job_validate.h"
+#include "base/limits.h"
+#include "server/coordinator.h"
+
+namespace hierad {
+namespace {
+
+constexpr uint64_t kMetricsInMessage = 8192;   // some 120 bytes each, within limits::kGrpcMessageBytes
+
+}  // namespace
+
+// Why a queued job is not running.
+std::string Coordinator::WaitWords(const LiveJob& job) const {
+  const uint64_t id = job.row.id;
+  if (draining_) return "waits: hierad is stopping";
+  if (job.row.retry_at_ms > 0 && now_ < job.retry_due) {
+    const int64_t ms = std::chrono::duration_cast<std::chrono::milliseconds>(job.retry_due - now_).count();
+    return absl::StrCat("is tried again in ", (ms + 999) / 1000, " s");
+  }
+  if (const auto aside = aside_.find(id); aside != aside_.end()) return aside->second;
+  if (id == head_) return head_why_;
+  if (head_ != 0 && head_ < id) return absl::StrCat("waits behind job ", head_, ", which is first in the queue");
+  return "waits to be placed";
+}
+
+v1::Job Coordinator::View(const LiveJob& job) const {
+  const JobRow& row = job.row;
+  v1::Job view;
+  view.set_id(row.id);
+  *view.mutable_spec() = row.spec;
+  view.set_state(row.state);
+  view.set_desired(row.desired);
+  view.set_attempt(row.attempt);
+  view.set_reason(row.reason);
+  view.set_message(row.message);
+  if (row.state == v1::QUEUED) {
+    view.set_message(row.message.empty() ? WaitWords(job)
+                                         : absl::StrCat(WaitWords(job), "; attempt ", row.attempt, " ended: ", row.message));
+  }
+  view.set_submitted_ms(row.submitted_ms);
+  view.set_started_ms(row.started_ms);
+  view.set_finished_ms(row.finished_ms);
+  view.set_step(row.step);
+  view.set_total_steps(row.total_steps);
+  view.set_run_folder(row.run_folder);
+  view.set_submitter(row.submitter);
+  view.set_nan_steps(row.nan_steps);
+  view.set_first_step(row.first_step);
+  view.set_retry_at_ms(row.retry_at_ms);
+  if (row.best_eval_loss) view.set_best_eval_loss(*row.best_eval_loss);
+  if (!job.ring.empty()) {
+    *view.mutable_last() = job.ring.newest();
+    view.set_epoch(job.ring.newest().epoch());
+  }
+  if (row.state == v1::RUNNING && std::isfinite(job.samples_per_s) && job.samples_per_s > 0) {
+    view.set_samples_per_s(job.samples_per_s);
+    const int64_t left = std::max<int64_t>(0, row.total_steps - row.step);
+    view.set_eta_s(static_cast<double>(left) * static_cast<double>(EffectiveBatch(row.spec)) / job.samples_per_s);
+  }
+  for (size_t r = 0; r < row.ranks.size(); ++r) {
+    v1::RankView* rank = view.add_ranks();
+    rank->set_rank(static_cast<int>(r));
+    rank->set_node(row.ranks[r].node);
+    rank->set_slot_id(row.ranks[r].slot.id());
+    rank->set_pid(std::max(0, row.ranks[r].pid));
+    if (r >= job.ranks.size()) continue;
+    const RankLive& live = job.ranks[r];
+    rank->set_phase(live.phase);
+    rank->set_step(live.step);
+    if (live.pid > 0) rank->set_pid(live.pid);
+    rank->set_last_seen_ms(live.last_seen_ms);
+    rank->set_waiting_in(live.waiting_in);
+  }
+  return view;
+}
+
+absl::StatusOr<v1::Job> Coordinator::ViewOf(uint64_t job_id) {
+  if (const LiveJob* live = Find(job_id)) return View(*live);
+  auto row = store_->Load(job_id);
+  if (!row.ok()) return row.status();
+  if (!*row) return absl::NotFoundError(absl::StrCat("there is no job ", job_id));
+  LiveJob rest;
+  rest.row = **std::move(row);
+  return View(rest);
+}
+
+// Nothing new and not `answer_anyway`: nothing.
+std::optional<absl::StatusOr<WatchView>> Coordinator::ViewWatch(const WatchPlace& place, bool answer_anyway) {
+  const LiveJob* job = Find(place.job_id);
+  if (job == nullptr) {
+    auto rest = ViewOf(place.job_id);
+    if (!rest.ok()) return rest.status();
+    WatchView view;
+    *view.reply.mutable_job() = *std::move(rest);
+    view.done = IsTerminal(view.reply.job().state());
+    return view;
+  }
+  const bool terminal = IsTerminal(job->row.state);
+  if (place.version && *place.version == job->version && place.cursor >= job->ring.end() && !terminal && !answer_anyway) return std::nullopt;
+  WatchView view;
+  view.version = job->version;
+  *view.reply.mutable_job() = View(*job);
+  const MetricRing& ring = job->ring;
+  uint64_t at = std::max(place.cursor, ring.first());
+  if (!place.version) {
+    while (at < ring.end() && ring.at(at).step() <= place.after_step) ++at;
+    if (at == ring.first() && !ring.empty()) view.reply.set_metrics_dropped(std::max<int64_t>(0, ring.at(at).step() - place.after_step - 1));
+  } else {
+    view.reply.set_metrics_dropped(static_cast<int64_t>(at - place.cursor));
+  }
+  const uint64_t end = std::min(ring.end(), at + kMetricsInMessage);
+  for (; at < end; ++at) *view.reply.add_metrics() = ring.at(at);
+  view.cursor = at;
+  view.more = at < ring.end();
+  view.done = terminal && !view.more;
+  return view;
+}
+
+void Coordinator::AnswerWatches() {
+  std::vector<Parked> waiting = std::exchange(parked_, {});
+  for (Parked& parked : waiting) {
+    auto view = ViewWatch(parked.place, now_ >= parked.until);
+    if (view) {
+      parked.reply(*std::move(view));
+    } else {
+      parked_.push_back(std::move(parked));
+    }
+  }
+}
+
+Overview Coordinator::LookNow() {
+  Overview overview;
+  if (auto counts = store_->CountByState(); counts.ok()) overview.jobs_by_state = *std::move(counts);
+  std::set<uint64_t> ids(active_.begin(), active_.end());
+  for (uint64_t id : queued_) {
+    if (ids.size() >= kMetricJobs) break;
+    ids.insert(id);
+  }
+  for (uint64_t id : ids) {
+    if (overview.live.size() < kMetricJobs) overview.live.push_back(View(*Find(id)));
+  }
+  for (const NodeSlots& node : SlotsNow()) {
+    ++(node.connected ? overview.nodes_connected : overview.nodes_lost);
+    for (const NodeSlots::Use& use : node.slots) {
+      ++(!node.connected ? overview.slots_lost : use.busy ? overview.slots_busy : overview.slots_free);
+    }
+  }
+  overview.store_errors = store_errors_;
+  return overview;
+}
+
+}  // namespace hierad

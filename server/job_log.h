@@ -1,0 +1,33 @@
+// Reading the log of one rank while it may still grow, and be rotated. One thread.
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "base/fs.h"
+
+namespace hierad {
+
+class JobLog {
+ public:
+  // `tail_lines` > 0: begins at the last so many lines of what is there at the first read.
+  JobLog(std::string path, uint64_t tail_lines) : path_(std::move(path)), tail_lines_(tail_lines) {}
+
+  // The next bytes, at most limits::kLogChunkBytes; empty: nothing new. NotFound: there is no log yet.
+  absl::StatusOr<std::string> Read();
+
+ private:
+  absl::Status Open();
+
+  const std::string path_;
+  uint64_t tail_lines_;
+  UniqueFd fd_;
+  int64_t offset_ = 0;
+};
+
+// Where the last `lines` lines of the first `size` bytes begin; an unfinished last line counts.
+int64_t TailOffset(int fd, int64_t size, uint64_t lines);
+
+}  // namespace hierad

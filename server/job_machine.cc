@@ -1,0 +1,292 @@
+#include "server/job_machine.h"
+
+#include <algorithm>
+#include <cmath>
+
+#include "absl/strings/str_cat.h"
+#include "base/limits.h"
+#include "base/text.h"
+
+namespace hierad {
+namespace {
+
+template <typename T, size_t I = 0>
+constexpr size_t IndexOf() {
+  if constexpr (std::is_same_v<std::variant_alternative_t<I, JobEvent>, T>) {
+    return I;
+  } else {
+    return IndexOf<T, I + 1>();
+  }
+}
+
+struct Rule {
+  v1::JobState state;
+  size_t event;
+  JobAction action;
+};
+
+constexpr Rule kTable[] = {
+    {v1::QUEUED, IndexOf<Placed>(), JobAction::kStart},
+    {v1::QUEUED, IndexOf<PlacementFailed>(), JobAction::kFailPlacement},
+    {v1::QUEUED, IndexOf<CancelAsked>(), JobAction::kCancelAtRest},
+
+    {v1::STARTING, IndexOf<ProcessSeen>(), JobAction::kNoteProcess},
+    {v1::STARTING, IndexOf<AllTraining>(), JobAction::kRun},
+    {v1::STARTING, IndexOf<RankEnded>(), JobAction::kNoteEnd},
+    {v1::STARTING, IndexOf<RankGone>(), JobAction::kNoteGone},
+    {v1::STARTING, IndexOf<CancelAsked>(), JobAction::kStop},
+
+    {v1::RUNNING, IndexOf<ProcessSeen>(), JobAction::kNoteProcess},
+    {v1::RUNNING, IndexOf<RankEnded>(), JobAction::kNoteEnd},
+    {v1::RUNNING, IndexOf<RankGone>(), JobAction::kNoteGone},
+    {v1::RUNNING, IndexOf<CancelAsked>(), JobAction::kStop},
+
+    {v1::STOPPING, IndexOf<ProcessSeen>(), JobAction::kNoteProcess},
+    {v1::STOPPING, IndexOf<RankEnded>(), JobAction::kNoteEnd},
+    {v1::STOPPING, IndexOf<RankGone>(), JobAction::kNoteGone},
+    {v1::STOPPING, IndexOf<CancelAsked>(), JobAction::kStop},
+
+    {v1::PAUSED, IndexOf<CancelAsked>(), JobAction::kCancelAtRest},
+};
+
+std::string Sentence(const std::string& text) { return PrintableSentence(text, limits::kMessageBytes); }
+
+// A fault that may well lie in the job or its machine, not in a passing event: twice at one step is no chance.
+bool MayRepeat(v1::Reason reason) {
+  switch (reason) {
+    case v1::REASON_CHECKPOINT:
+    case v1::REASON_HOST_OOM:
+    case v1::REASON_CUDA_OOM:
+    case v1::REASON_GPU_FAULT:
+    case v1::REASON_HANG:
+    case v1::REASON_CRASHED:
+    case v1::REASON_INTERNAL:
+      return true;
+    case v1::REASON_UNSPECIFIED:
+    case v1::REASON_COMPLETED:
+    case v1::REASON_CANCELLED:
+    case v1::REASON_USER_ERROR:
+    case v1::REASON_DATA_ERROR:
+    case v1::REASON_NUMERICS:
+    case v1::REASON_PEER_LOST:
+    case v1::REASON_PREEMPTED:
+    case v1::REASON_NODE_LOST:
+      return false;
+    case v1::Reason_INT_MIN_SENTINEL_DO_NOT_USE_:
+    case v1::Reason_INT_MAX_SENTINEL_DO_NOT_USE_:
+      break;
+  }
+  return false;
+}
+
+void End(JobStep* step, v1::JobState state, v1::Reason reason, const std::string& message, int64_t now) {
+  step->row.state = state;
+  step->row.reason = reason;
+  step->row.message = Sentence(message);
+  step->row.finished_ms = now;
+  step->row.retry_at_ms = 0;
+}
+
+// The attempt ended with row.reason and row.message: again, or the end.
+void RetryOrFail(JobStep* step, int64_t now) {
+  JobRow& row = step->row;
+  if (IsFinal(row.reason)) {
+    End(step, row.reason == v1::REASON_CANCELLED ? v1::CANCELLED : v1::FAILED, row.reason, row.message, now);
+    return;
+  }
+  int64_t wait_ms = 0;
+  if (row.reason != v1::REASON_PREEMPTED) {   // being asked to make room is no failure
+    const bool repeats = row.failures > 0 && MayRepeat(row.reason) && !row.killed_outside &&
+                         row.reason == row.failed_reason && row.step == row.failed_step;
+    ++row.failures;
+    row.failed_reason = row.killed_outside ? v1::REASON_UNSPECIFIED : row.reason;
+    row.failed_step = row.step;
+    if (repeats) {
+      End(step, v1::FAILED, row.reason,
+          absl::StrCat("failed the same way twice at step ", row.step, ", so it is not tried again: ", row.message), now);
+      return;
+    }
+    if (row.failures >= row.spec.retry().max_attempts()) {
+      End(step, v1::FAILED, row.reason,
+          row.failures == 1 ? row.message : absl::StrCat("failed ", row.failures, " times (retry.max_attempts); the last: ", row.message),
+          now);
+      return;
+    }
+    wait_ms = BackoffMs(row.spec.retry(), row.failures);
+  }
+  row.state = v1::QUEUED;
+  row.retry_at_ms = wait_ms > 0 ? now + wait_ms : 0;
+}
+
+// Every rank is gone.
+void Conclude(JobStep* step, int64_t now) {
+  JobRow& row = step->row;
+  step->attempt_over = true;
+  const bool completed = std::all_of(row.ranks.begin(), row.ranks.end(),
+                                     [](const RankRow& rank) { return rank.reason == v1::REASON_COMPLETED; });
+  if (completed) {
+    step->attempt_reason = v1::REASON_COMPLETED;
+    End(step, v1::SUCCEEDED, v1::REASON_COMPLETED, absl::StrCat("completed ", row.step, " steps"), now);
+    step->attempt_message = row.message;
+  } else if (row.desired == v1::DESIRED_CANCEL) {
+    step->attempt_reason = v1::REASON_CANCELLED;
+    End(step, v1::CANCELLED, v1::REASON_CANCELLED, absl::StrCat("cancelled by the user at step ", row.step), now);
+    step->attempt_message = row.message;
+  } else {
+    step->attempt_reason = row.reason;
+    step->attempt_message = row.message;
+    RetryOrFail(step, now);
+  }
+  row.killed_outside = false;
+  row.credential.clear();
+}
+
+// Whether `event` explains the attempt's end better than what is there: a rank's own error beats the loss its peers saw.
+// Deaths that follow from our ending the gang explain nothing.
+bool IsBetterCause(const JobRow& row, const RankEnded& event) {
+  if (row.reason == v1::REASON_UNSPECIFIED) return true;
+  if (row.reason != v1::REASON_PEER_LOST) return false;
+  switch (event.reason) {
+    case v1::REASON_UNSPECIFIED:
+    case v1::REASON_COMPLETED:
+    case v1::REASON_CANCELLED:
+    case v1::REASON_PREEMPTED:
+    case v1::REASON_PEER_LOST:
+      return false;
+    case v1::REASON_CRASHED:
+      return !(event.by_agent && (event.signal == 15 || event.signal == 9));
+    default:
+      return true;
+  }
+}
+
+void NoteEnd(JobStep* step, const RankEnded& event) {
+  JobRow& row = step->row;
+  if (event.rank < 0 || event.rank >= static_cast<int>(row.ranks.size())) return;
+  RankRow& rank = row.ranks[event.rank];
+  if (rank.ended) return;
+  step->changed = true;
+  rank.ended = true;
+  rank.reason = event.reason == v1::REASON_UNSPECIFIED ? v1::REASON_CRASHED : event.reason;
+  if (rank.reason == v1::REASON_COMPLETED) return;
+  if (row.state != v1::STOPPING) {
+    row.state = v1::STOPPING;
+    step->stopping_began = true;
+  }
+  if (row.desired == v1::DESIRED_CANCEL || !IsBetterCause(row, event)) return;
+  row.reason = rank.reason;
+  row.killed_outside = event.by_agent && event.signal == 9 && rank.reason == v1::REASON_CRASHED;
+  row.message = Sentence(row.ranks.size() > 1 ? absl::StrCat("rank ", event.rank, ": ", event.message) : event.message);
+}
+
+void NoteGone(JobStep* step, const RankGone& event, int64_t now) {
+  JobRow& row = step->row;
+  if (event.rank < 0 || event.rank >= static_cast<int>(row.ranks.size()) || row.ranks[event.rank].gone) return;
+  if (!row.ranks[event.rank].ended) {
+    NoteEnd(step, RankEnded{event.rank, v1::REASON_CRASHED, "the worker is gone without a word", true, 0});
+  }
+  step->changed = true;
+  row.ranks[event.rank].gone = true;
+  if (std::all_of(row.ranks.begin(), row.ranks.end(), [](const RankRow& rank) { return rank.gone; })) Conclude(step, now);
+}
+
+void Start(JobStep* step, const Placed& placed, int64_t now) {
+  JobRow& row = step->row;
+  row.state = v1::STARTING;
+  ++row.attempt;
+  row.ranks = placed.ranks;
+  row.credential = placed.credential;
+  row.reason = v1::REASON_UNSPECIFIED;
+  row.message.clear();
+  row.started_ms = now;
+  row.retry_at_ms = 0;
+  row.nan_steps = 0;
+  row.first_step = 0;
+  step->changed = true;
+}
+
+void FailPlacement(JobStep* step, const PlacementFailed& event, int64_t now) {
+  JobRow& row = step->row;
+  ++row.attempt;
+  row.ranks.clear();
+  row.reason = event.reason;
+  row.message = Sentence(event.message);
+  row.started_ms = now;
+  step->changed = true;
+  step->attempt_over = true;
+  step->attempt_reason = row.reason;
+  step->attempt_message = row.message;
+  RetryOrFail(step, now);
+}
+
+void Stop(JobStep* step) {
+  JobRow& row = step->row;
+  if (row.desired == v1::DESIRED_CANCEL) return;
+  row.desired = v1::DESIRED_CANCEL;
+  step->changed = true;
+  if (row.state == v1::STOPPING) return;
+  row.state = v1::STOPPING;
+  step->stopping_began = true;
+}
+
+}  // namespace
+
+JobAction ActionFor(v1::JobState state, size_t event_index) {
+  for (const Rule& rule : kTable) {
+    if (rule.state == state && rule.event == event_index) return rule.action;
+  }
+  return JobAction::kIgnore;
+}
+
+JobStep Apply(const JobRow& row, const JobEvent& event, int64_t now_unix_ms) {
+  JobStep step;
+  step.row = row;
+  switch (ActionFor(row.state, event.index())) {
+    case JobAction::kIgnore:
+      break;
+    case JobAction::kStart:
+      Start(&step, std::get<Placed>(event), now_unix_ms);
+      break;
+    case JobAction::kFailPlacement:
+      FailPlacement(&step, std::get<PlacementFailed>(event), now_unix_ms);
+      break;
+    case JobAction::kNoteProcess: {
+      const ProcessSeen& seen = std::get<ProcessSeen>(event);
+      if (seen.rank < 0 || seen.rank >= static_cast<int>(step.row.ranks.size())) break;
+      step.changed = step.row.ranks[seen.rank].pid != seen.pid;
+      step.row.ranks[seen.rank].pid = seen.pid;
+      break;
+    }
+    case JobAction::kRun:
+      step.row.state = v1::RUNNING;
+      step.changed = true;
+      break;
+    case JobAction::kNoteEnd:
+      NoteEnd(&step, std::get<RankEnded>(event));
+      break;
+    case JobAction::kNoteGone:
+      NoteGone(&step, std::get<RankGone>(event), now_unix_ms);
+      break;
+    case JobAction::kStop:
+      Stop(&step);
+      break;
+    case JobAction::kCancelAtRest:
+      step.row.desired = v1::DESIRED_CANCEL;
+      step.changed = true;
+      End(&step, v1::CANCELLED, v1::REASON_CANCELLED, "cancelled by the user", now_unix_ms);
+      break;
+  }
+  return step;
+}
+
+bool IsFinal(v1::Reason reason) {
+  return reason == v1::REASON_USER_ERROR || reason == v1::REASON_DATA_ERROR || reason == v1::REASON_NUMERICS ||
+         reason == v1::REASON_CANCELLED || reason == v1::REASON_COMPLETED;
+}
+
+int64_t BackoffMs(const v1::RetrySpec& retry, int failures) {
+  const double seconds = std::min(60.0, retry.backoff_s() * std::pow(2.0, std::clamp(failures - 1, 0, 30)));
+  return static_cast<int64_t>(std::lround(seconds * 1000));
+}
+
+}  // namespace hierad

@@ -1,0 +1,98 @@
+// What the coordinator knows beside the stored rows: sessions, nodes, and the moving parts of a running job. Lost at a
+// restart and told again by agents and workers. Loop thread only.
+#pragma once
+
+#include <chrono>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "hierad/v1/agent.pb.h"
+#include "hierad/v1/worker.pb.h"
+#include "server/job_machine.h"
+#include "server/job_row.h"
+#include "server/metric_ring.h"
+#include "server/scheduler.h"
+
+namespace hierad {
+
+// The way to one agent. Send: never blocks; a newer message may replace one not yet sent. Close: after what was sent.
+class AgentLink {
+ public:
+  virtual ~AgentLink() = default;
+  virtual void Send(const v1::AgentOrders& orders) = 0;
+  virtual void Close(const absl::Status& status) = 0;
+};
+class WorkerLink {
+ public:
+  virtual ~WorkerLink() = default;
+  virtual void Send(const v1::WorkerOrders& orders) = 0;
+  virtual void Close(const absl::Status& status) = 0;
+};
+
+struct RankLive {
+  v1::Phase phase = v1::PHASE_UNSPECIFIED;
+  int64_t step = 0;
+  int pid = 0;
+  int64_t last_seen_ms = 0;
+  std::string waiting_in;
+  bool trained = false;                  // has begun to train in this attempt
+  uint64_t session = 0;                  // 0: none
+  std::optional<RankEnded> word;         // the worker's own last word
+  std::optional<RankEnded> exit;         // its process is no more; taken when the word is there or cannot come
+  std::chrono::nanoseconds exit_wait{0};
+};
+
+struct LiveJob {
+  JobRow row;
+  std::vector<RankLive> ranks;           // as many as row.ranks
+  MetricRing ring;
+  int64_t acknowledged_step = 0;         // newest step taken in this attempt
+  std::string rendezvous;                // rank 0's, of this attempt
+  double samples_per_s = 0;
+  uint64_t version = 1;                  // counts changes that a watcher may see
+  uint64_t stop_floor = 0;               // orders with a higher sequence no longer list it
+  std::optional<std::chrono::nanoseconds> kill_at;   // stopping: no more grace
+  bool kill_sent = false;
+  std::chrono::nanoseconds retry_due{0};
+
+  void ResetAttempt() {
+    ranks.assign(row.ranks.size(), RankLive());
+    acknowledged_step = 0;
+    rendezvous.clear();
+    samples_per_s = 0;
+    kill_at.reset();
+    kill_sent = false;
+  }
+};
+
+struct Node {
+  std::string name, instance, version;
+  std::vector<v1::Slot> slots;
+  std::vector<v1::RankProcess> processes;   // as last reported
+  uint64_t orders_seen = 0;
+  uint64_t session = 0;                     // 0: not connected
+  std::chrono::nanoseconds last_seen{0};
+  int64_t last_seen_ms = 0;                 // 0: not since hierad started
+  bool lost = false;
+  bool orders_due = false;
+};
+
+struct AgentSession {
+  std::shared_ptr<AgentLink> link;
+  std::string node;                         // empty: has not reported yet
+  std::string sent;                         // the last orders, without their sequence
+};
+
+struct WorkerSession {
+  std::shared_ptr<WorkerLink> link;
+  uint64_t job_id = 0;                      // 0: has not reported yet
+  int attempt = 0;
+  int rank = 0;
+  std::string sent;
+  bool due = false;
+};
+
+}  // namespace hierad

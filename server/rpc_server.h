@@ -1,0 +1,39 @@
+// The gRPC server: control, agents, workers, health and reflection, on a unix socket of mode 0600 and, if asked for, on a
+// loopback port. Limits of limits.h on every message, keepalive from this side too.
+#pragma once
+
+#include <grpcpp/grpcpp.h>
+
+#include <memory>
+#include <string>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "server/agent_service.h"
+#include "server/control_service.h"
+#include "server/worker_service.h"
+
+namespace hierad {
+
+struct RpcServerOptions {
+  std::string listen;   // unix:/path
+  std::string tcp;      // host:port; empty: none
+  std::string version, commit;
+};
+
+class RpcServer {
+ public:
+  // The coordinator outlives the server, and its loop must run until Stop has returned.
+  static absl::StatusOr<std::unique_ptr<RpcServer>> Start(const RpcServerOptions& options, Coordinator* coordinator, const Clock* clock);
+  ~RpcServer();
+  void Stop();   // ends streams, waits for calls under way
+
+ private:
+  RpcServer(const RpcServerOptions& options, Coordinator* coordinator, const Clock* clock);
+  ControlService control_;
+  AgentService agents_;
+  WorkerService workers_;
+  std::unique_ptr<grpc::Server> server_;
+};
+
+}  // namespace hierad

@@ -1,0 +1,21 @@
+// The folder a job writes to: checks at submission, creation at placement.
+#pragma once
+
+#include <string>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "server/job_row.h"
+
+namespace hierad {
+
+// `folder` made comparable: lexically normal, links in the part that exists followed, no slash at the end. Any thread.
+std::string NormalFolder(const std::string& folder);
+
+// A folder given by the user must not hold an earlier run's checkpoints: a new job would replace them. Any thread.
+absl::Status CheckOutputFolder(const std::string& folder);
+
+// Makes it and writes the resolved job.yaml there. Repeating it (a next attempt) is fine.
+absl::Status MakeRunFolder(const JobRow& job);
+
+}  // namespace hierad
