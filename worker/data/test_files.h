@@ -16,7 +16,7 @@ namespace hierad {
 class TestFolder {
  public:
   TestFolder() {
-    std::string name = testing::TempDir() + "/hierad-data-XXXXXX";
+    std::string name = testing::TempDir() + "hierad-data-XXXXXX";
     if (!mkdtemp(name.data())) std::abort();
     path_ = name;
   }
