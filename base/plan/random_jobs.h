@@ -40,7 +40,7 @@ class RandomJobs {
     m->set_task(mae ? "mae" : "classify");
     m->set_in_chans(Pick(1, 3));
     m->set_num_heads(Pick(1, 2));
-    m->set_embed_dim(m->num_heads() * Pick(2, 4));
+    m->set_embed_dim(m->num_heads() * Pick(4, 6));   // a norm over two or three channels is all but a step function
     for (int s = 0; s < stages; ++s) {
       m->add_stages(Pick(1, 2));
       m->add_mask_unit_attn(Pick(0, 1) == 1);
@@ -64,7 +64,7 @@ class RandomJobs {
     m->set_head_dropout(Pick(0, 1) == 1 ? 0.4 : 0.0);
     m->set_sep_pos_embed(dims == 3 && Pick(0, 1) == 1);
     m->set_decoder_num_heads(Pick(1, 2));
-    m->set_decoder_embed_dim(m->decoder_num_heads() * Pick(2, 4));
+    m->set_decoder_embed_dim(m->decoder_num_heads() * Pick(4, 6));
     m->set_decoder_depth(Pick(1, 2));
     m->set_num_classes(Pick(2, 5));
     m->set_mask_ratio(Pick(2, 8) / 10.0);

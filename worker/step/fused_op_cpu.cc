@@ -158,12 +158,6 @@ class CpuOps {
   const Geometry& g_;
 };
 
-template <typename T, typename S>
-void RefreshComputeCopy(const Addresses& at) {
-  const Plan& plan = *at.plan;
-  if (plan.compute != kNone) ref::Cast(at.Get<S>(plan.master), at.Get<T>(plan.compute), plan.flat_size);
-}
-
 }  // namespace
 
 void RunOpOnCpu(const Op& op, const Addresses& addresses) {
@@ -174,6 +168,10 @@ void RunOpOnCpu(const Op& op, const Addresses& addresses) {
   }
 }
 
-void RefreshComputeCopyOnCpu(const Addresses& addresses) { RefreshComputeCopy<ref::BFloat16, float>(addresses); }
+void RefreshComputeCopyOnCpu(const Addresses& addresses) {
+  const Plan& plan = *addresses.plan;
+  if (plan.compute == kNone) return;   // T is the master's type
+  ref::Cast(addresses.Get<float>(plan.master), addresses.Get<ref::BFloat16>(plan.compute), plan.flat_size);
+}
 
 }  // namespace hierad

@@ -1,0 +1,7 @@
+# The fused step: no LibTorch in it, so that its tests show that it needs none.
+add_library(hierad_fused STATIC fused_executor.cc fused_op_cpu.cc)
+target_link_libraries(hierad_fused PUBLIC hierad_base)
+# The plain kernels' inner loops have constant lengths; -O3 makes vector instructions of them.
+set_source_files_properties(fused_op_cpu.cc PROPERTIES COMPILE_OPTIONS "$<$<CONFIG:Release>:-O3>")
+
+hierad_test(fused_executor_test SRCS fused_executor_test.cc LIBS hierad_fused TIMEOUT 120)

@@ -1,0 +1,306 @@
+#include "worker/step/fused_executor.h"
+
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cmath>
+#include <fstream>
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+#include "gtest/gtest.h"
+#include "base/plan/random_jobs.h"
+#include "worker/step/fused_testing.h"
+
+namespace hierad {
+namespace {
+
+FusedRun Make(const v1::JobSpec& job, ComputeType compute, bool poison) {
+  auto plan = Plan::Make(job, {.compute = compute});
+  EXPECT_TRUE(plan.ok()) << plan.status();
+  FusedRun run(*std::move(plan), poison);
+  run.FillParameters();
+  run.FillInput(11);
+  return run;
+}
+
+void ForwardBackward(FusedRun* run) {
+  run->executor().ClearSums();
+  ASSERT_TRUE(run->executor().RunForwardBackward().ok());
+}
+
+double Norm(const std::vector<double>& v) {
+  double sum = 0;
+  for (double x : v) sum += x * x;
+  return std::sqrt(sum);
+}
+
+double Distance(const std::vector<double>& a, const std::vector<double>& b) {
+  std::vector<double> difference(a.size());
+  for (size_t i = 0; i < a.size(); ++i) difference[i] = a[i] - b[i];
+  return Norm(difference);
+}
+
+// Every parameter's gradient, at its largest element or at one chosen at random, against differences of fourth order in fp64.
+TEST(FusedExecutorTest, GradientsEqualFiniteDifferences) {
+  RandomJobs jobs(41);
+  for (int i = 0; i < 20; ++i) {
+    const v1::JobSpec job = jobs.Next();
+    SCOPED_TRACE(absl::StrCat("job ", i, ": ", job.model().ShortDebugString()));
+    FusedRun run = Make(job, ComputeType::kF64, /*poison=*/true);
+    ForwardBackward(&run);
+    const Plan& plan = run.plan();
+    std::vector<std::vector<double>> gradients;
+    for (size_t p = 0; p < plan.table.parameters.size(); ++p) gradients.push_back(run.Gradient(p));
+    auto loss_at = [&](int64_t element, double value) {
+      run.Set(plan.master, element, value);
+      run.executor().ClearSums();
+      EXPECT_TRUE(run.executor().RunForward().ok());
+      return run.Loss();
+    };
+    for (size_t p = 0; p < gradients.size(); ++p) {
+      const std::vector<double>& g = gradients[p];
+      const auto largest = std::max_element(g.begin(), g.end(), [](double a, double b) { return std::abs(a) < std::abs(b); });
+      const int64_t element = (p + i) % 2 == 0 ? largest - g.begin() : jobs.Pick(0, int(g.size()) - 1);
+      const int64_t at = plan.parameter_offset[p] + element;
+      const double value = run.At(plan.master, at), h = 1e-5;
+      const double near = loss_at(at, value + h) - loss_at(at, value - h), far = loss_at(at, value + 2 * h) - loss_at(at, value - 2 * h);
+      const double slope = (8 * near - far) / (12 * h);
+      run.Set(plan.master, at, value);
+      EXPECT_NEAR(g[element], slope, 1e-6 * std::max(1.0, std::abs(slope))) << plan.table.parameters[p].name << "[" << element << "]";
+    }
+    if (HasFailure()) return;
+  }
+}
+
+TEST(FusedExecutorTest, PoisonChangesNoBit) {
+  RandomJobs jobs(43);
+  for (int i = 0; i < 40; ++i) {
+    const v1::JobSpec job = jobs.Next();
+    SCOPED_TRACE(job.model().ShortDebugString());
+    for (ComputeType compute : {ComputeType::kF64, ComputeType::kF32, ComputeType::kBF16}) {
+      FusedRun plain = Make(job, compute, false), poisoned = Make(job, compute, true);
+      ForwardBackward(&plain);
+      ForwardBackward(&plain);   // what a run leaves behind does not matter either
+      ForwardBackward(&poisoned);
+      EXPECT_EQ(plain.Loss(), poisoned.Loss());
+      EXPECT_EQ(plain.AllGradients(), poisoned.AllGradients());
+      EXPECT_GT(Norm(plain.AllGradients()), 0);
+    }
+  }
+}
+
+TEST(FusedExecutorTest, FloatAndBfloat16AgreeWithDouble) {
+  RandomJobs jobs(47);
+  for (int i = 0; i < 30; ++i) {
+    const v1::JobSpec job = jobs.Next();
+    SCOPED_TRACE(job.model().ShortDebugString());
+    FusedRun exact = Make(job, ComputeType::kF64, true), single = Make(job, ComputeType::kF32, true);
+    FusedRun half = Make(job, ComputeType::kBF16, true);
+    for (FusedRun* run : {&exact, &single, &half}) ForwardBackward(run);
+    EXPECT_NEAR(single.Loss(), exact.Loss(), 1e-5 * exact.Loss());
+    EXPECT_NEAR(half.Loss(), exact.Loss(), 0.1 * exact.Loss());
+    const std::vector<double> gradients = exact.AllGradients();
+    EXPECT_LT(Distance(single.AllGradients(), gradients), 1e-4 * Norm(gradients));
+    EXPECT_LT(Distance(half.AllGradients(), gradients), 0.3 * Norm(gradients));
+    EXPECT_GT(Distance(half.AllGradients(), gradients), 1e-5 * Norm(gradients)) << "bf16 rounds nothing";
+  }
+}
+
+TEST(FusedExecutorTest, MicroBatchesAddUp) {
+  RandomJobs jobs(53);
+  for (int i = 0; i < 20; ++i) {
+    v1::JobSpec job = jobs.Next();
+    job.mutable_step()->set_accumulation(1);
+    FusedRun once = Make(job, ComputeType::kF64, true);
+    job.mutable_step()->set_accumulation(2);
+    FusedRun adding = Make(job, ComputeType::kF64, true);
+    std::vector<double> sum(once.AllGradients().size(), 0.0);
+    double loss = 0;
+    adding.executor().ClearSums();
+    for (uint32_t seed : {61u, 62u}) {
+      once.FillInput(seed);
+      adding.FillInput(seed);
+      ASSERT_TRUE(once.executor().RunForwardBackward().ok());
+      ASSERT_TRUE(adding.executor().RunForwardBackward().ok());
+      const std::vector<double> part = once.AllGradients();
+      for (size_t k = 0; k < sum.size(); ++k) sum[k] += part[k];
+      loss += once.Loss();
+    }
+    EXPECT_NEAR(adding.Loss(), loss, 1e-12 * loss);
+    EXPECT_LT(Distance(adding.AllGradients(), sum), 1e-12 * Norm(sum)) << job.model().ShortDebugString();
+  }
+}
+
+// Rows that are not real weigh nothing, whatever the slot holds there; the rest is what a smaller batch computes.
+TEST(FusedExecutorTest, ShortBatchEqualsASmallerBatch) {
+  RandomJobs jobs(59);
+  for (int i = 0; i < 20; ++i) {
+    v1::JobSpec job = jobs.Next();
+    job.mutable_step()->set_batch_per_rank(3);
+    FusedRun whole = Make(job, ComputeType::kF64, true);
+    job.mutable_step()->set_batch_per_rank(2);
+    FusedRun small = Make(job, ComputeType::kF64, true);
+    const Plan& p = whole.plan();
+    const int64_t row = p.tensors[p.source].bytes / 6;
+    std::memcpy(small.executor().Get<char>(small.plan().source), whole.executor().Get<char>(p.source), 2 * row);
+    std::memset(whole.executor().Get<char>(p.source) + 2 * row, 0xFF, row);
+    for (int b = 0; b < 2; ++b) {
+      small.executor().Get<int64_t>(small.plan().source_ids)[b] = whole.executor().Get<int64_t>(p.source_ids)[b];
+      small.executor().Get<int64_t>(small.plan().source_labels)[b] = whole.executor().Get<int64_t>(p.source_labels)[b];
+    }
+    whole.executor().Get<int64_t>(p.source_labels)[2] = -1;
+    whole.scalars().real = 2;
+    whole.scalars().loss_weight = small.scalars().loss_weight;
+    ForwardBackward(&whole);
+    ForwardBackward(&small);
+    EXPECT_DOUBLE_EQ(whole.Loss(), small.Loss());
+    EXPECT_LT(Distance(whole.AllGradients(), small.AllGradients()), 1e-12 * Norm(small.AllGradients())) << job.model().ShortDebugString();
+  }
+}
+
+TEST(FusedExecutorTest, UpdateIsAdamWAndSkipsWhatIsNotFinite) {
+  RandomJobs jobs(67);
+  v1::JobSpec job = jobs.Next();
+  job.mutable_optimizer()->set_clip_norm(0.01);
+  FusedRun run = Make(job, ComputeType::kF64, true);
+  const Plan& plan = run.plan();
+  const v1::OptimizerSpec& o = job.optimizer();
+  std::vector<std::vector<double>> value, m, v;
+  for (size_t p = 0; p < plan.table.parameters.size(); ++p) {
+    value.push_back(run.Values(plan.master, p));
+    m.emplace_back(value[p].size(), 0.0);
+    v.emplace_back(value[p].size(), 0.0);
+  }
+  for (int t = 1; t <= 3; ++t) {
+    ForwardBackward(&run);
+    const double norm = Norm(run.AllGradients()), clip = o.clip_norm() / (norm + 1e-6), lr = run.scalars().lr;
+    ASSERT_LT(clip, 1);
+    ASSERT_TRUE(run.executor().RunUpdate().ok());
+    EXPECT_EQ(run.record().updates, t);
+    EXPECT_EQ(run.record().skipped, 0);
+    EXPECT_NEAR(run.record().grad_norm, norm, 1e-12 * norm);
+    EXPECT_DOUBLE_EQ(run.record().loss, run.Loss());
+    for (size_t p = 0; p < value.size(); ++p) {
+      const std::vector<double> g = run.Gradient(p), got = run.Values(plan.master, p);
+      for (size_t i = 0; i < g.size(); ++i) {
+        m[p][i] = o.beta1() * m[p][i] + (1 - o.beta1()) * clip * g[i];
+        v[p][i] = o.beta2() * v[p][i] + (1 - o.beta2()) * clip * clip * g[i] * g[i];
+        const double mean = m[p][i] / (1 - std::pow(o.beta1(), t)), variance = v[p][i] / (1 - std::pow(o.beta2(), t));
+        const double decay = plan.table.parameters[p].decay ? o.weight_decay() : 0;
+        value[p][i] -= lr * (decay * value[p][i] + mean / (std::sqrt(variance) + o.eps()));
+        ASSERT_NEAR(got[i], value[p][i], 1e-9) << plan.table.parameters[p].name << " step " << t;
+      }
+    }
+  }
+  const std::vector<double> before = run.Values(plan.master, 0);
+  ForwardBackward(&run);
+  run.Set(plan.gradients, plan.flat_size / 2, NAN);
+  ASSERT_TRUE(run.executor().RunUpdate().ok());
+  EXPECT_EQ(run.record().skipped, 1);
+  EXPECT_EQ(run.record().updates, 3);
+  EXPECT_EQ(run.record().nan_in_row, 1);
+  EXPECT_EQ(run.Values(plan.master, 0), before);
+}
+
+// --- The executor has no second source of truth: a plan that is changed gives other results, or none. -------------
+
+// Loss, gradients and updated parameters of one step.
+std::vector<double> Results(const Plan& plan) {
+  FusedRun run(plan, true);
+  run.FillParameters();
+  run.FillInput(11);
+  run.executor().ClearSums();
+  if (!run.executor().RunForwardBackward().ok()) return {};
+  std::vector<double> all = run.AllGradients();
+  all.push_back(run.Loss());
+  if (!run.executor().RunUpdate().ok()) return {};
+  for (size_t p = 0; p < plan.table.parameters.size(); ++p) {
+    const std::vector<double> values = run.Values(plan.master, p);
+    all.insert(all.end(), values.begin(), values.end());
+  }
+  return all;
+}
+
+// In a child process, since a broken plan may read anywhere: a crash is a difference too.
+bool Differs(const Plan& plan, const std::vector<double>& expected) {
+  const pid_t child = fork();
+  if (child == 0) {
+    alarm(20);
+    const std::vector<double> got = Results(plan);
+    _exit(got == expected ? 0 : 1);
+  }
+  int status = 0;
+  EXPECT_EQ(waitpid(child, &status, 0), child);
+  return !(WIFEXITED(status) && WEXITSTATUS(status) == 0);
+}
+
+void ForSomePlans(const std::function<void(const Plan&, const std::vector<double>&, RandomJobs*)>& test) {
+  RandomJobs jobs(71);
+  for (int i = 0; i < 8; ++i) {
+    v1::JobSpec job = jobs.Next();
+    job.mutable_model()->set_drop_path_rate(0);   // a dropped branch has no say
+    job.mutable_model()->set_head_dropout(0);
+    job.mutable_step()->set_accumulation(1 + i % 2);
+    SCOPED_TRACE(job.model().ShortDebugString());
+    auto plan = Plan::Make(job, {.compute = i % 2 == 0 ? ComputeType::kF64 : ComputeType::kBF16});
+    ASSERT_TRUE(plan.ok());
+    const std::vector<double> expected = Results(*plan);
+    ASSERT_FALSE(Differs(*plan, expected));
+    test(*plan, expected, &jobs);
+  }
+}
+
+TEST(FusedExecutorTest, RemovingAnOperationShows) {
+  ForSomePlans([](const Plan& plan, const std::vector<double>& expected, RandomJobs* random) {
+    for (int sample = 0; sample < 25; ++sample) {
+      Plan changed = plan;
+      std::vector<Op>& ops = sample < 23 ? changed.forward_backward : changed.update;
+      const int index = sample < 23 ? random->Pick(0, int(ops.size()) - 1) : sample - 23;
+      ops[index].args = Cast{kNone, kNone, 0};   // keeps its place, reads and writes, and does nothing
+      EXPECT_TRUE(Differs(changed, expected)) << "without " << ops[index].name;
+    }
+  });
+}
+
+TEST(FusedExecutorTest, MovingATensorOntoALivingOneShows) {
+  ForSomePlans([](const Plan& plan, const std::vector<double>& expected, RandomJobs* random) {
+    auto is_whole = [&](TensorId id) { return id == plan.master || id == plan.gradients || id == plan.compute || id == plan.moments; };
+    for (int sample = 0; sample < 25;) {
+      const TensorId a = random->Pick(0, int(plan.tensors.size()) - 1), b = random->Pick(0, int(plan.tensors.size()) - 1);
+      const TensorSpec& s = plan.tensors[a];
+      const TensorSpec& t = plan.tensors[b];
+      if (a == b || s.arena != t.arena || s.arena == Arena::kPersistent || s.arena == Arena::kStaging || is_whole(a) || is_whole(b)) continue;
+      if (t.offset + s.bytes > plan.arena_bytes[int(s.arena)]) continue;
+      // An activation that is made while the other waits to be read.
+      if (s.arena == Arena::kActivations && !(t.first < s.first && s.first <= t.last && t.first < t.last)) continue;
+      Plan changed = plan;
+      changed.tensors[a].offset = t.offset;
+      EXPECT_TRUE(Differs(changed, expected)) << s.name << " moved onto " << t.name;
+      ++sample;
+    }
+  });
+}
+
+TEST(FusedExecutorTest, UndeclaredAccessIsAnError) {
+  RandomJobs jobs(73);
+  auto plan = Plan::Make(jobs.Next(), {});
+  ASSERT_TRUE(plan.ok());
+  plan->forward_backward[3].reads.clear();
+  FusedRun run(*plan, true);
+  EXPECT_TRUE(absl::StrContains(run.executor().RunForwardBackward().ToString(), "does not declare"));
+}
+
+TEST(FusedExecutorTest, TheFusedEngineLoadsNoLibTorch) {
+  std::ifstream maps("/proc/self/maps");
+  for (std::string line; std::getline(maps, line);) {
+    EXPECT_FALSE(absl::StrContains(line, "libtorch") || absl::StrContains(line, "libc10")) << line;
+  }
+}
+
+}  // namespace
+}  // namespace hierad
