@@ -1,6 +1,6 @@
 # The fused step: no LibTorch in it, so that its tests show that it needs none.
-add_library(hierad_fused STATIC fused_executor.cc fused_op_cpu.cc)
-target_link_libraries(hierad_fused PUBLIC hierad_base)
+add_library(hierad_fused STATIC fused_executor.cc fused_op_cpu.cc fused_step.cc numerics.cc)
+target_link_libraries(hierad_fused PUBLIC hierad_base hierad_comm hierad_draws)
 # The plain kernels' inner loops have constant lengths; -O3 makes vector instructions of them.
 set_source_files_properties(fused_op_cpu.cc PROPERTIES COMPILE_OPTIONS "$<$<CONFIG:Release>:-O3>")
 

@@ -1,5 +1,5 @@
 // One training step of one rank: masks, forward, backward, all-reduce, clipping, AdamW. The header is free of torch;
-// the modes (eager, optimized, graph_safe) live behind it and share parameters, parameter table and geometry, so a run
+// the modes (eager, optimized, graph_safe, fused) live behind it and share parameters, parameter table and geometry, so a run
 // begun in one mode continues in another.
 #pragma once
 
@@ -73,8 +73,14 @@ class Step {
   virtual std::string Describe() const = 0;   // mode, device, precision, attention backend: one line for the log
 };
 
-// `communicator` outlives the step.
+// The step that spec.step.mode names. `communicator` outlives the step.
+absl::StatusOr<std::unique_ptr<Step>> MakeStep(const StepOptions& options, const Geometry& geometry,
+                                               const ParameterTable& table, Communicator* communicator);
+// eager, optimized, graph_safe.
 absl::StatusOr<std::unique_ptr<Step>> MakeTorchStep(const StepOptions& options, const Geometry& geometry,
                                                     const ParameterTable& table, Communicator* communicator);
+// fused, over plain kernels; for CI and small shapes.
+absl::StatusOr<std::unique_ptr<Step>> MakeFusedCpuStep(const StepOptions& options, const ParameterTable& table,
+                                                       Communicator* communicator);
 
 }  // namespace hierad

@@ -14,6 +14,7 @@
 #include "worker/model/initialize.h"
 #include "worker/optim/adamw.h"
 #include "worker/step/accelerator.h"
+#include "worker/step/numerics.h"
 #include "worker/step/staging.h"
 #include "worker/step/step.h"
 #include "worker/step/torch_status.h"
@@ -117,7 +118,7 @@ class TorchStep : public Step {
     ++step_;
     if (!result.skipped) ++updates_;
     nan_steps_in_row_ = result.skipped ? nan_steps_in_row_ + 1 : 0;
-    RETURN_IF_ERROR(CheckNumerics(result, lr));
+    RETURN_IF_ERROR(CheckNumerics(spec_, result, step_, nan_steps_in_row_, lr));
     return result;
   }
 
@@ -214,18 +215,6 @@ class TorchStep : public Step {
     const at::Tensor skip = at::isfinite(norm).logical_and(at::isfinite(tail[kLoss])).logical_not().to(at::kFloat);
     adamw_.Update(updates_ + 1, lr, divisor, skip);
     weights_.RefreshComputeCopy();
-  }
-
-  absl::Status CheckNumerics(const StepResult& result, double lr) const {
-    if (!result.skipped) return absl::OkStatus();
-    const bool stop = spec_.step().on_nan() == "stop";
-    if (!stop && nan_steps_in_row_ < spec_.step().max_nan_steps()) return absl::OkStatus();
-    return ErrorOf(v1::REASON_NUMERICS,
-                   absl::StrCat("step ", step_, ": the loss is ", result.loss, " and the gradient norm ", result.grad_norm,
-                                " at learning rate ", lr, "; ",
-                                stop ? "step.on_nan is stop" : absl::StrCat(nan_steps_in_row_, " such steps in a row are the "
-                                                                            "most step.max_nan_steps allows"),
-                                "; try a lower optimizer.lr, more warm-up, or step.precision fp32."));
   }
 
   const v1::JobSpec spec_;
