@@ -115,6 +115,7 @@ absl::Status CheckpointFolder::WriteFiles(const std::string& temporary, const Ch
   Stage("clear");
   RETURN_IF_ERROR(RemoveTree(temporary));
   Stage("make folder");
+  (void)mkdir(folder_.c_str(), 0755);   // removed while the run goes on
   if (mkdir(temporary.c_str(), 0755) != 0) return ErrnoStatus(errno, "cannot make folder", temporary);
   Manifest manifest;
   manifest.step = state.step;

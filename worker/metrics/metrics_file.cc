@@ -90,16 +90,32 @@ absl::StatusOr<MetricsFile> MetricsFile::Open(const std::string& run_folder, int
   file.fd_ = UniqueFd(open(file.path_.c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0644));
   if (!file.fd_) return ErrnoStatus(errno, "cannot open", file.path_);
   if (ftruncate(file.fd_.get(), end) != 0) return ErrnoStatus(errno, "cannot cut", file.path_);
+  file.size_ = end;
   if (recent != nullptr) recent->assign(kept.begin(), kept.end());
   return file;
 }
 
 absl::Status MetricsFile::Append(const v1::StepMetrics& metrics) {
+  pending_ += MetricsLine(metrics) + "\n";
+  return Flush();
+}
+
+absl::Status MetricsFile::Flush() {
+  if (pending_.empty()) return absl::OkStatus();
   // One write a line: a reader that follows the file sees whole lines.
-  return WriteAll(fd_.get(), MetricsLine(metrics) + "\n", path_);
+  const absl::Status written = WriteAll(fd_.get(), pending_, path_);
+  if (!written.ok()) {
+    // What part of a line went out is taken back, or the next try would double it.
+    if (ftruncate(fd_.get(), size_) != 0) return ErrnoStatus(errno, "cannot cut", path_);
+    return written;
+  }
+  size_ += int64_t(pending_.size());
+  pending_.clear();
+  return absl::OkStatus();
 }
 
 absl::Status MetricsFile::Sync() {
+  RETURN_IF_ERROR(Flush());
   if (fdatasync(fd_.get()) != 0) return ErrnoStatus(errno, "cannot sync", path_);
   return absl::OkStatus();
 }

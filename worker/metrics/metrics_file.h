@@ -21,13 +21,18 @@ class MetricsFile {
   static absl::StatusOr<MetricsFile> Open(const std::string& run_folder, int64_t step, size_t most_recent,
                                           std::vector<v1::StepMetrics>* recent);
 
+  // A line that cannot be written now (a full disk) is kept and written with a later one: the error may be passing.
   absl::Status Append(const v1::StepMetrics& metrics);
-  // The lines so far survive a power failure: called before a checkpoint that stands for them becomes durable.
+  // All lines so far survive a power failure: called before a checkpoint that stands for them becomes durable.
   absl::Status Sync();
 
  private:
+  absl::Status Flush();
+
   std::string path_;
   UniqueFd fd_;
+  int64_t size_ = 0;        // of whole lines
+  std::string pending_;     // as bounded as the trainer's patience with a disk that takes nothing
 };
 
 std::string MetricsLine(const v1::StepMetrics& metrics);   // without the newline

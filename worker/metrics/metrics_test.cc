@@ -3,10 +3,14 @@
 
 #include <algorithm>
 #include <cmath>
+#include <csignal>
 #include <cstdlib>
 #include <fstream>
 #include <limits>
 #include <string>
+#include <sys/resource.h>
+#include <sys/wait.h>
+#include <unistd.h>
 
 #include "base/fs.h"
 #include "worker/metrics/metrics_file.h"
@@ -67,6 +71,30 @@ TEST_F(MetricsFiles, HoldEachStepOnceOverAttempts) {
   EXPECT_EQ(std::count(text.begin(), text.end(), '\n'), 7);
   Run(0, 1);   // from the start again
   EXPECT_THAT(FileSteps(), ElementsAre(1));
+}
+
+// A limit on file size, lifted later, stands for a disk that is full for a while.
+TEST_F(MetricsFiles, WriteLaterWhatCouldNotBeWritten) {
+  const pid_t child = fork();
+  if (child == 0) {
+    signal(SIGXFSZ, SIG_IGN);
+    rlimit limit{400, RLIM_INFINITY};
+    setrlimit(RLIMIT_FSIZE, &limit);
+    auto file = MetricsFile::Open(run_, 0, 0, nullptr);
+    int failed = 0;
+    for (int64_t step = 1; step <= 9; ++step) {
+      if (step == 7) {
+        limit.rlim_cur = RLIM_INFINITY;
+        setrlimit(RLIMIT_FSIZE, &limit);
+      }
+      failed += !file->Append(Metrics(step)).ok();
+    }
+    _exit(failed > 1 && file->Sync().ok() ? 0 : 1);
+  }
+  int status = 0;
+  waitpid(child, &status, 0);
+  EXPECT_EQ(status, 0);
+  EXPECT_THAT(FileSteps(), ElementsAre(1, 2, 3, 4, 5, 6, 7, 8, 9));
 }
 
 TEST_F(MetricsFiles, GiveBackTheNewestLines) {

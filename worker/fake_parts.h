@@ -1,0 +1,158 @@
+// For the trainer's tests: a step of a few numbers instead of a model, and a session that keeps what it hears.
+#pragma once
+
+#include <cmath>
+#include <csignal>
+#include <functional>
+#include <limits>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <unistd.h>
+#include <utility>
+#include <vector>
+
+#include "base/fs.h"
+#include "base/status.h"
+#include "worker/session.h"
+#include "worker/step/step.h"
+
+namespace hierad {
+
+// Every parameter follows the mean of the inputs it sees, with momentum: any sample missed, doubled or seen in another
+// order by another rank changes the weights.
+class FakeStep : public Step {
+ public:
+  struct Faults {
+    std::function<bool(int64_t step)> non_finite = [](int64_t) { return false; };
+    std::function<absl::Status(int64_t step, int rank)> error = [](int64_t, int) { return absl::OkStatus(); };
+  };
+
+  FakeStep(const StepOptions& options, const Geometry& geometry, const ParameterTable& table, Communicator* communicator, Faults faults)
+      : sample_size_(geometry.spec.in_chans() * geometry.num_tokens), table_(table), communicator_(communicator), faults_(std::move(faults)),
+        seed_(options.spec.seed()) {}
+
+  absl::Status Initialize() override {
+    for (auto* flat : {&state_.parameters, &state_.exp_avg, &state_.exp_avg_sq}) flat->assign(size_t(table_.flat_size), 0.0f);
+    for (const Parameter& p : table_.parameters) {
+      for (int64_t i = 0; i < p.size; ++i) {
+        state_.parameters[size_t(p.offset + i)] = RandomStream{seed_, Draw::kInit, 0, uint64_t(p.offset)}.Uniform(uint64_t(i));
+      }
+    }
+    return absl::OkStatus();
+  }
+  absl::Status Load(const TrainState& state) override {
+    state_ = state;
+    return absl::OkStatus();
+  }
+  absl::StatusOr<TrainState> Save() override { return state_; }
+
+  absl::StatusOr<StepResult> Run(absl::Span<const MicroBatch> batches, int64_t real_samples, double lr, StepSignals signals) override {
+    RETURN_IF_ERROR(faults_.error(state_.step, communicator_->rank()));
+    std::vector<float> sums(kNumbers + 3);
+    for (const MicroBatch& batch : batches) {
+      for (int b = 0; b < batch.real; ++b) {
+        for (int i = 0; i < kNumbers; ++i) {
+          sums[size_t(i)] += batch.x_BCS[b * sample_size_ + i % sample_size_] + float(batch.visit_ids_B[b] % 97) * 1e-3f + float(batch.epoch);
+        }
+      }
+    }
+    sums[kNumbers] = signals.stop;
+    sums[kNumbers + 1] = signals.checkpoint;
+    sums[kNumbers + 2] = faults_.non_finite(state_.step) ? std::numeric_limits<float>::quiet_NaN() : 0.0f;
+    RETURN_IF_ERROR(communicator_->AllReduceSum(sums.data(), int64_t(sums.size()), nullptr));
+    StepResult result;
+    result.signals = {sums[kNumbers] > 0, sums[kNumbers + 1] > 0};
+    result.skipped = !std::isfinite(sums[kNumbers + 2]);
+    result.grad_norm = sums[0] / double(real_samples);
+    result.loss = result.skipped ? std::nan("") : Distance(sums, real_samples);
+    ++state_.step;
+    if (result.skipped) return result;
+    ++state_.updates;
+    for (const Parameter& p : table_.parameters) {
+      for (int64_t i = 0; i < p.size; ++i) {
+        const size_t at = size_t(p.offset + i);
+        const float gradient = state_.parameters[at] - sums[size_t(i) % kNumbers] / float(real_samples);
+        state_.exp_avg[at] = 0.9f * state_.exp_avg[at] + 0.1f * gradient;
+        state_.parameters[at] -= float(lr) * state_.exp_avg[at];
+      }
+    }
+    return result;
+  }
+  absl::StatusOr<LossSum> Evaluate(const MicroBatch& batch) override {
+    LossSum sum;
+    for (int b = 0; b < batch.real; ++b) sum.numerator += std::abs(double(state_.parameters[0]) - batch.x_BCS[b * sample_size_]);
+    sum.weight = batch.real;
+    return sum;
+  }
+  absl::StatusOr<std::vector<float>> Features(const MicroBatch&) override { return absl::UnimplementedError("not asked for"); }
+  std::string Describe() const override { return "fake"; }
+
+ private:
+  static constexpr int kNumbers = 64;
+
+  double Distance(const std::vector<float>& sums, int64_t real_samples) const {
+    return std::abs(double(state_.parameters[0]) - double(sums[0]) / double(real_samples));
+  }
+
+  const int64_t sample_size_;
+  const ParameterTable table_;
+  Communicator* const communicator_;
+  const Faults faults_;
+  const uint64_t seed_;
+  TrainState state_;
+};
+
+class FakeSession : public Session {
+ public:
+  // Called with each new progress; may change what is wanted, or end the process.
+  std::function<void(FakeSession*, int64_t step)> on_step = [](FakeSession*, int64_t) {};
+  std::function<void(v1::Phase phase, int64_t step)> on_phase = [](v1::Phase, int64_t) {};
+  int rendezvous_in = -1;                // rank > 0 reads here
+  std::vector<int> rendezvous_out;       // rank 0 writes there
+
+  Want wanted = Want::kRun;
+  int64_t request = 0;
+  std::vector<v1::Phase> phases;
+  std::vector<v1::StepMetrics> metrics;
+  std::vector<v1::CheckpointInfo> checkpoints;
+  int64_t step = 0, total_steps = 0, first_step = 0, nan_steps = 0;
+  double samples_per_s = 0;
+
+  void SetPhase(v1::Phase phase) override {
+    if (phases.empty() || phases.back() != phase) phases.push_back(phase);
+    on_phase(phase, step);
+  }
+  void SetProgress(int64_t done, int64_t total, int64_t first) override {
+    step = done;
+    total_steps = total;
+    first_step = first;
+    on_step(this, done);
+  }
+  void SetCounters(int64_t nan, int64_t, double speed) override {
+    nan_steps = nan;
+    samples_per_s = speed;
+  }
+  void SetWaitingIn(std::function<std::string()>) override {}
+  void AddMetrics(const v1::StepMetrics& m) override { metrics.push_back(m); }
+  void SetCheckpoints(const std::vector<v1::CheckpointInfo>& list) override { checkpoints = list; }
+  void OfferRendezvous(const std::string& blob) override {
+    std::string padded = blob;
+    padded.resize(kBlobBytes);
+    for (int fd : rendezvous_out) (void)WriteAll(fd, padded, "pipe");
+  }
+  absl::StatusOr<std::string> AwaitRendezvous(std::chrono::milliseconds) override {
+    std::string padded(kBlobBytes, '\0');
+    if (read(rendezvous_in, padded.data(), padded.size()) != ssize_t(padded.size())) return ErrorOf(v1::REASON_PEER_LOST, "no rendezvous");
+    return std::string(padded.c_str());
+  }
+  Want want() const override { return wanted; }
+  int64_t checkpoint_request() const override { return request; }
+  void AbandonOnStop(std::atomic<bool>*) override {}
+  bool End(v1::Reason, const std::string&, std::chrono::milliseconds) override { return true; }
+
+ private:
+  static constexpr size_t kBlobBytes = 256;
+};
+
+}  // namespace hierad

@@ -1,0 +1,444 @@
+#include "worker/trainer.h"
+
+#include <cerrno>
+#include <cmath>
+#include <unistd.h>
+#include <utility>
+
+#include <spdlog/spdlog.h>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "base/clock.h"
+#include "base/fs.h"
+#include "base/job_validate.h"
+#include "base/status.h"
+#include "worker/optim/schedule.h"
+#include "worker/resume.h"
+
+namespace hierad {
+namespace {
+
+constexpr size_t kRecentMetrics = 4096;          // sent once more after a resume: hierad may lack them
+constexpr int kSaveTries = 5;                    // failures in a row that end the attempt; 1, 2, 4, 8 s apart
+constexpr std::chrono::seconds kSpeedWindow{10};
+constexpr int kEvaluationBatchesPerLook = 32;    // between two looks for a stop
+
+double Seconds(std::chrono::nanoseconds t) { return std::chrono::duration<double>(t).count(); }
+
+std::chrono::nanoseconds Now() { return Clock::System().Monotonic(); }
+
+bool IsSet(const std::atomic<bool>* flag) { return flag != nullptr && flag->load(); }
+
+}  // namespace
+
+Trainer::Trainer(TrainerOptions options, TrainerParts parts, Session* session)
+    : options_(std::move(options)), spec_(options_.spec), parts_(std::move(parts)), session_(session) {}
+
+Trainer::~Trainer() {
+  session_->AbandonOnStop(nullptr);
+  session_->SetWaitingIn(nullptr);
+}
+
+TrainEnd Trainer::Run() {
+  const auto run = [this]() -> absl::StatusOr<TrainEnd> {
+    RETURN_IF_ERROR(Prepare());
+    RETURN_IF_ERROR(Join());
+    RETURN_IF_ERROR(Load());
+    return Train();
+  };
+  absl::StatusOr<TrainEnd> end = run();
+  if (!end.ok()) end = TrainEnd{ReasonOf(end.status()), std::string(end.status().message())};
+  // A stop that ended a wait, rather than a step.
+  if (end->reason == v1::REASON_CANCELLED && session_->want() != Session::Want::kCancel) end->reason = v1::REASON_PREEMPTED;
+  return *std::move(end);
+}
+
+absl::Status Trainer::Prepare() {
+  RETURN_IF_ERROR(CheckJob(spec_));
+  ASSIGN_OR_RETURN(geometry_, Geometry::From(spec_.model()));
+  table_ = ParameterTable::For(*geometry_);
+  v1::StepSpec& step = *spec_.mutable_step();
+  if (step.mode().empty() || step.mode() == "auto") step.set_mode(options_.cuda ? "graph_safe" : "optimized");
+  spec_.mutable_resources()->set_device(options_.cuda ? "cuda" : "cpu");
+  RETURN_IF_ERROR(MakeFolders(options_.run_folder));
+  if (options_.rank == 0) {
+    // The agent keeps each rank's output as rank-N.log.
+    const std::string link = JoinPath(options_.run_folder, "train.log");
+    if (symlink("rank-0.log", link.c_str()) != 0 && errno != EEXIST) spdlog::warn("cannot make the link train.log: {}", errno);
+  }
+  return absl::OkStatus();
+}
+
+absl::Status Trainer::Join() {
+  Phase(v1::PHASE_RENDEZVOUS);
+  if (options_.world_size == 1) {
+    communicator_ = MakeSelfCommunicator();
+    return absl::OkStatus();
+  }
+  CommunicatorOptions limits = parts_.communicator;
+  limits.rank = options_.rank;
+  limits.size = options_.world_size;
+  limits.abandon = &abandon_;
+  session_->AbandonOnStop(&abandon_);
+  std::string rendezvous;
+  if (options_.rank == 0) {
+    ASSIGN_OR_RETURN(rendezvous, options_.cuda ? MakeNcclRendezvous()
+                                               : MakeSharedMemoryRendezvous(limits, options_.unique_name,
+                                                                            table_.flat_size * int64_t(sizeof(float))));
+    session_->OfferRendezvous(rendezvous);
+  } else {
+    ASSIGN_OR_RETURN(rendezvous, session_->AwaitRendezvous(parts_.rendezvous_timeout));
+  }
+  ASSIGN_OR_RETURN(communicator_, options_.cuda ? JoinNccl(limits, rendezvous) : JoinSharedMemory(limits, rendezvous));
+  // From here on a stop is agreed at a step boundary.
+  session_->AbandonOnStop(nullptr);
+  abandon_ = false;
+  session_->SetWaitingIn([this] { return communicator_->WaitingIn(); });
+  return absl::OkStatus();
+}
+
+absl::Status Trainer::Load() {
+  Phase(v1::PHASE_LOADING);
+  Activity("loading");
+  ASSIGN_OR_RETURN(StartingPoint start,
+                   ReadStartingPoint(options_.run_folder, table_, options_.known_checkpoint_step, communicator_.get()));
+  for (const std::string& path : start.damaged) spdlog::error("damaged checkpoint, not used: {}", Printable(path));
+  CheckpointContents& contents = start.contents;
+  if (start.resumed) {
+    statistics_ = contents.statistics;
+    done_ = contents.state.step;
+    nan_in_row_ = contents.state.nan_steps_in_row;
+    eval_loss_ = contents.eval_loss;
+    has_best_ = contents.has_best;
+    best_eval_loss_ = contents.best_eval_loss;
+    saved_ = done_;
+    spdlog::info("resuming after step {}", done_);
+  }
+  first_done_ = done_;
+  RETURN_IF_ERROR(Agree(communicator_.get(), OpenRun(done_)));
+  const auto make = [&]() -> absl::Status {
+    StepOptions step_options;
+    step_options.spec = spec_;
+    step_options.cuda = options_.cuda;
+    step_options.threads = options_.threads;
+    ASSIGN_OR_RETURN(step_, parts_.make_step(step_options, *geometry_, table_, communicator_.get()));
+    spdlog::info("step: {}", step_->Describe());
+    if (start.resumed) return step_->Load(contents.state);
+    RETURN_IF_ERROR(step_->Initialize());
+    if (spec_.model().init_from().empty()) return absl::OkStatus();
+    ASSIGN_OR_RETURN(TrainState state, step_->Save());
+    ASSIGN_OR_RETURN(const std::string line, ApplyInitialWeights(spec_.model().init_from(), table_, &state));
+    spdlog::info("{}", line);
+    return step_->Load(state);
+  };
+  return Agree(communicator_.get(), make());
+}
+
+absl::Status Trainer::OpenRun(int64_t first_step) {
+  ASSIGN_OR_RETURN(dataset_, OpenDataset(spec_.data(), spec_.data().path(), *geometry_, &statistics_));
+  spdlog::info("data: {}", dataset_->Describe());
+  if (!spec_.eval().path().empty()) {
+    ChannelStatistics training = statistics_;
+    ASSIGN_OR_RETURN(eval_dataset_, OpenDataset(spec_.data(), spec_.eval().path(), *geometry_, &training));
+    spdlog::info("held-out data: {}", eval_dataset_->Describe());
+  }
+  ASSIGN_OR_RETURN(length_, RunLength::For(spec_, dataset_->count()));
+  if (first_step > length_.total_steps) {
+    return ErrorOf(v1::REASON_USER_ERROR,
+                   absl::StrCat("the newest checkpoint is of step ", first_step, ", but schedule ends after step ", length_.total_steps,
+                                "; use another output.folder or a longer schedule"));
+  }
+  Loader::Options loader;
+  loader.spec = spec_;
+  loader.rank = options_.rank;
+  loader.world_size = options_.world_size;
+  loader.first_step = first_step;
+  loader.threads = options_.loader_threads;
+  if (first_step < length_.total_steps) {
+    ASSIGN_OR_RETURN(loader_, MakeLoader(dataset_, loader));
+  }
+  if (options_.rank == 0) {
+    ASSIGN_OR_RETURN(checkpoints_, CheckpointFolder::Open(options_.run_folder));
+    ASSIGN_OR_RETURN(const auto infos, checkpoints_->List());
+    session_->SetCheckpoints(infos);
+    std::vector<v1::StepMetrics> recent;
+    ASSIGN_OR_RETURN(metrics_, MetricsFile::Open(options_.run_folder, first_step, kRecentMetrics, &recent));
+    for (const v1::StepMetrics& metrics : recent) session_->AddMetrics(metrics);
+  }
+  Report();
+  return absl::OkStatus();
+}
+
+absl::StatusOr<TrainEnd> Trainer::Train() {
+  if (options_.cuda) {
+    watch_ = std::make_unique<StepWatch>(parts_.watch, [this](std::chrono::nanoseconds limit) {
+      const std::string waiting = communicator_->WaitingIn();
+      parts_.give_up(v1::REASON_HANG,
+                     absl::StrFormat("rank %d: step %d did not finish within %.0f s%s: the GPU hangs or a peer is missing in the all-reduce; "
+                                     "see the other ranks' logs", options_.rank, watched_step_.load(), Seconds(limit),
+                                     waiting.empty() ? "" : absl::StrCat(" (in ", waiting, ")")));
+    });
+  }
+  if (loader_) {
+    session_->SetWaitingIn([this] {
+      const std::string sample = loader_->WaitingIn();
+      return sample.empty() ? communicator_->WaitingIn() : absl::StrCat("reading ", sample);
+    });
+  }
+  Phase(v1::PHASE_TRAINING);
+  while (done_ < length_.total_steps) {
+    ASSIGN_OR_RETURN(const After after, TrainStep());
+    if (after == After::kStop && done_ < length_.total_steps) {
+      Phase(v1::PHASE_STOPPING);
+      RETURN_IF_ERROR(Finish());
+      return Stopped();
+    }
+  }
+  Phase(v1::PHASE_STOPPING);
+  RETURN_IF_ERROR(Finish());
+  Phase(v1::PHASE_DONE);
+  return TrainEnd{v1::REASON_COMPLETED, absl::StrCat("completed ", done_, " steps")};
+}
+
+absl::StatusOr<Trainer::After> Trainer::TrainStep() {
+  Activity(absl::StrCat("step ", done_ + 1));
+  v1::StepMetrics metrics;
+  const bool first = done_ == first_done_;
+  ASSIGN_OR_RETURN(const StepResult result, RunStep(&metrics));
+  eval_loss_.reset();
+  if (first) {
+    spdlog::info("first step done {:.1f} s after the start of the process (step {}, loss {:.6g})", Seconds(Now() - options_.process_start),
+                 done_, result.loss);
+  }
+  const absl::Status numerics = CountNonFinite(result, metrics.lr());
+  bool stop = result.signals.stop;
+  if (numerics.ok() && !stop && EvaluationDue()) {
+    ASSIGN_OR_RETURN(const bool abandoned, Evaluate());
+    stop = stop || abandoned;
+    if (eval_loss_) metrics.set_eval_loss(*eval_loss_);
+  }
+  TakeMetrics(metrics);
+  if (!numerics.ok()) {
+    // The weights are those before the first such step: worth keeping beside the older checkpoints.
+    if (options_.rank == 0) (void)Save(/*retain=*/false);
+    return numerics;
+  }
+  if (options_.rank == 0 && !stop && done_ < length_.total_steps) RETURN_IF_ERROR(SaveIfDue(result.signals.checkpoint));
+  return stop ? After::kStop : After::kGoOn;
+}
+
+absl::StatusOr<StepResult> Trainer::RunStep(v1::StepMetrics* metrics) {
+  const auto begin = Now();
+  const double waited_before = loader_->data_wait_s();
+  std::vector<MicroBatch> batches;
+  for (int i = 0; i < spec_.step().accumulation(); ++i) {
+    ASSIGN_OR_RETURN(const MicroBatch batch, loader_->Next());
+    batches.push_back(batch);
+  }
+  const int64_t samples = length_.RealSamples(done_);
+  const double lr = LearningRate(spec_, done_, length_.total_steps);
+  watched_step_ = done_ + 1;
+  if (watch_) watch_->Begin();
+  ASSIGN_OR_RETURN(StepResult result, step_->Run(batches, samples, lr, Signals()));
+  if (watch_) watch_->End();
+  RETURN_IF_ERROR(communicator_->CheckAsync());
+  ++done_;
+  metrics->set_step(done_);
+  metrics->set_epoch(double(done_) / double(length_.steps_per_epoch));
+  metrics->set_loss(result.loss);
+  metrics->set_grad_norm(result.grad_norm);
+  metrics->set_lr(lr);
+  metrics->set_samples(samples);
+  metrics->set_step_s(Seconds(Now() - begin));
+  metrics->set_data_wait_s(loader_->data_wait_s() - waited_before);
+  metrics->set_skipped(result.skipped);
+  metrics->set_time_ms(Clock::System().UnixMs());
+  WatchSpeed(samples);
+  return result;
+}
+
+// Checkpoints are asked for by rank 0 alone: two ranks that heard of one request at different steps would save twice.
+StepSignals Trainer::Signals() {
+  StepSignals signals;
+  signals.stop = StopWanted();
+  const int64_t request = session_->checkpoint_request();
+  if (options_.rank == 0 && request > requests_taken_) {
+    requests_taken_ = request;
+    signals.checkpoint = true;
+  }
+  return signals;
+}
+
+bool Trainer::StopWanted() const { return IsSet(options_.terminate) || session_->want() != Session::Want::kRun; }
+
+absl::Status Trainer::CountNonFinite(const StepResult& result, double lr) {
+  if (!result.skipped) {
+    nan_in_row_ = 0;
+    return absl::OkStatus();
+  }
+  ++nan_in_row_;
+  ++nan_steps_;
+  const std::string seen = absl::StrFormat("step %d: loss %g, gradient norm %g, lr %g", done_, result.loss, result.grad_norm, lr);
+  spdlog::warn("non-finite, no update: {}", seen);
+  const bool stop = spec_.step().on_nan() == "stop";
+  if (!stop && nan_in_row_ < spec_.step().max_nan_steps()) return absl::OkStatus();
+  const std::string why = stop ? "step.on_nan is stop"
+                               : absl::StrCat(nan_in_row_, " such steps in a row are step.max_nan_steps");
+  nan_in_row_ = 0;   // of the checkpoint that is left: who resumes it starts counting anew
+  return ErrorOf(v1::REASON_NUMERICS, absl::StrCat("non-finite loss or gradient at ", seen, "; ", why,
+                                                   "; lower optimizer.lr or blr, or check the data"));
+}
+
+bool Trainer::EvaluationDue() const {
+  if (!eval_dataset_) return false;
+  return done_ % (length_.steps_per_epoch * spec_.eval().every_epochs()) == 0 || done_ == length_.total_steps;
+}
+
+absl::Status Trainer::EvaluateBatch(Loader* loader, DoublePair* sum) {
+  ASSIGN_OR_RETURN(const MicroBatch batch, loader->Next());
+  ASSIGN_OR_RETURN(const Step::LossSum here, step_->Evaluate(batch));
+  sum->first += here.numerator;
+  sum->second += here.weight;
+  return absl::OkStatus();
+}
+
+absl::StatusOr<bool> Trainer::Evaluate() {
+  Phase(v1::PHASE_EVALUATING);
+  Activity(absl::StrCat("evaluation after step ", done_));
+  Loader::Options options;
+  options.spec = spec_;
+  options.rank = options_.rank;
+  options.world_size = options_.world_size;
+  options.threads = options_.loader_threads;
+  options.one_pass = true;
+  const int64_t per_batch = int64_t(spec_.step().batch_per_rank()) * options_.world_size;
+  const int64_t batches = (eval_dataset_->count() + per_batch - 1) / per_batch;
+  DoublePair own;
+  bool ended = false;
+  absl::StatusOr<std::unique_ptr<Loader>> loader = MakeLoader(eval_dataset_, options);
+  absl::Status status = loader.status();
+  // A rank that fails goes on counting batches, so that all look at the same ones.
+  for (int64_t i = 1; i <= batches && !ended; ++i) {
+    if (status.ok()) status = EvaluateBatch(loader->get(), &own);
+    if (i % kEvaluationBatchesPerLook == 0) {
+      ASSIGN_OR_RETURN(ended, AnyRank(communicator_.get(), StopWanted() || !status.ok()));
+    }
+  }
+  RETURN_IF_ERROR(Agree(communicator_.get(), status));
+  Phase(v1::PHASE_TRAINING);
+  if (ended) return true;
+  ASSIGN_OR_RETURN(const DoublePair sum, SumOverRanks(communicator_.get(), own));
+  eval_loss_ = sum.first / sum.second;
+  spdlog::info("step {}: eval loss {:.6g}", done_, *eval_loss_);
+  if (std::isfinite(*eval_loss_) && (!has_best_ || *eval_loss_ < best_eval_loss_)) {
+    has_best_ = true;
+    best_eval_loss_ = *eval_loss_;
+  }
+  return false;
+}
+
+void Trainer::TakeMetrics(const v1::StepMetrics& metrics) {
+  if (options_.rank == 0) {
+    // What is not written is kept; if it lasts, the next checkpoint fails on it.
+    if (absl::Status status = metrics_->Append(metrics); !status.ok()) spdlog::warn("{}", std::string(status.message()));
+    session_->AddMetrics(metrics);
+  }
+  Report();
+}
+
+absl::Status Trainer::SaveIfDue(bool asked) {
+  const bool retry = save_failures_ > 0 && Now() >= retry_save_at_;
+  const bool due = asked || (save_failures_ == 0 && done_ % spec_.checkpoint().every_steps() == 0);
+  if (!due && !retry) return absl::OkStatus();
+  const absl::Status status = Save(/*retain=*/true);
+  if (status.ok()) {
+    save_failures_ = 0;
+    return absl::OkStatus();
+  }
+  spdlog::error("{}", std::string(status.message()));
+  // Weights that are already lost: the next steps say so themselves.
+  if (ReasonOf(status) == v1::REASON_NUMERICS) return absl::OkStatus();
+  // It may pass (a shared file system, a disk being cleared): training goes on and tries again.
+  if (++save_failures_ >= kSaveTries) return status;
+  retry_save_at_ = Now() + std::chrono::seconds(1 << (save_failures_ - 1));
+  return absl::OkStatus();
+}
+
+absl::Status Trainer::Save(bool retain) {
+  if (saved_ == done_) return absl::OkStatus();
+  const v1::Phase before = phase_;
+  Phase(v1::PHASE_CHECKPOINTING);
+  Activity(absl::StrCat("the checkpoint of step ", done_));
+  const auto begin = Now();
+  CheckpointContents contents;
+  ASSIGN_OR_RETURN(contents.state, step_->Save());
+  contents.state.step = done_;
+  contents.state.nan_steps_in_row = nan_in_row_;
+  contents.statistics = statistics_;
+  contents.eval_loss = eval_loss_;
+  contents.has_best = has_best_;
+  contents.best_eval_loss = best_eval_loss_;
+  if (absl::Status synced = metrics_->Sync(); !synced.ok()) {
+    return ErrorOf(v1::REASON_CHECKPOINT, absl::StrCat("metrics.jsonl could not be written: ", std::string(synced.message())));
+  }
+  const auto written = checkpoints_->Write(contents, table_, spec_);
+  Phase(before);
+  RETURN_IF_ERROR(written.status());
+  saved_ = done_;
+  if (retain) {
+    if (absl::Status status = checkpoints_->Retain(spec_.checkpoint()); !status.ok()) {
+      spdlog::warn("an old checkpoint could not be removed: {}", std::string(status.message()));
+    }
+  }
+  const auto infos = checkpoints_->List();
+  if (infos.ok()) session_->SetCheckpoints(*infos);
+  spdlog::info("checkpoint of step {}: {} MB in {:.2f} s", done_, written->bytes() / 1'000'000, Seconds(Now() - begin));
+  return absl::OkStatus();
+}
+
+// The last checkpoint and, at the end of the schedule, the export; the other ranks wait, so that none goes before it stands.
+absl::Status Trainer::Finish() {
+  const auto finish = [this]() -> absl::Status {
+    if (options_.rank != 0) return absl::OkStatus();
+    absl::Status status = Save(/*retain=*/true);
+    // Once more: this one is not made again at a later step.
+    if (!status.ok() && ReasonOf(status) == v1::REASON_CHECKPOINT) status = Save(/*retain=*/true);
+    RETURN_IF_ERROR(status);
+    if (done_ < length_.total_steps) return absl::OkStatus();
+    ASSIGN_OR_RETURN(const TrainState state, step_->Save());
+    ASSIGN_OR_RETURN(const std::string path, ExportModel(options_.run_folder, state, table_, spec_));
+    spdlog::info("exported {}", Printable(path));
+    return absl::OkStatus();
+  };
+  return Agree(communicator_.get(), finish());
+}
+
+TrainEnd Trainer::Stopped() const {
+  const bool cancelled = session_->want() == Session::Want::kCancel;
+  return {cancelled ? v1::REASON_CANCELLED : v1::REASON_PREEMPTED, absl::StrCat("stopped after step ", done_, ", which is saved")};
+}
+
+void Trainer::Phase(v1::Phase phase) {
+  phase_ = phase;
+  session_->SetPhase(phase);
+}
+
+void Trainer::Activity(const std::string& activity) { communicator_->SetActivity(activity); }
+
+void Trainer::Report() {
+  session_->SetProgress(done_, length_.total_steps, first_done_ + 1);
+  session_->SetCounters(nan_steps_, loader_ ? loader_->skipped_samples() : 0, samples_per_s_);
+}
+
+void Trainer::WatchSpeed(int64_t samples) {
+  const auto now = Now();
+  speed_.emplace_back(now, samples);
+  while (speed_.size() > 2 && now - speed_.front().first > kSpeedWindow) speed_.pop_front();
+  int64_t sum = 0;
+  for (size_t i = 1; i < speed_.size(); ++i) sum += speed_[i].second;
+  const double span = Seconds(now - speed_.front().first);
+  samples_per_s_ = span > 0 ? double(sum) / span : 0;
+}
+
+}  // namespace hierad

@@ -1,0 +1,136 @@
+// One rank's run from its first state to its end: joins the others, finds the newest checkpoint, trains, evaluates, saves.
+// Free of torch and gRPC: the step and the session are given. Run() is called once, by one thread. The communicator lives
+// until the trainer goes: say the end to hierad before, so that this rank's reason is heard before its peers'.
+#pragma once
+
+#include <atomic>
+#include <chrono>
+#include <deque>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "base/plan/geometry.h"
+#include "base/plan/parameters.h"
+#include "hierad/v1/job.pb.h"
+#include "worker/checkpoint/checkpoint.h"
+#include "worker/comm/agree.h"
+#include "worker/comm/communicator.h"
+#include "worker/data/dataset.h"
+#include "worker/data/loader.h"
+#include "worker/metrics/metrics_file.h"
+#include "worker/session.h"
+#include "worker/step/step.h"
+#include "worker/step_watch.h"
+
+namespace hierad {
+
+struct TrainerOptions {
+  v1::JobSpec spec;                // defaults filled in
+  std::string run_folder;          // absolute
+  std::string unique_name = "hierad";   // of the attempt
+  int rank = 0, world_size = 1;
+  bool cuda = false;               // device 0 of the process
+  int threads = 1;                 // compute threads
+  int loader_threads = 1;
+  int64_t known_checkpoint_step = 0;    // newest that hierad knows of; 0: none
+  const std::atomic<bool>* terminate = nullptr;   // set by SIGTERM
+  std::chrono::nanoseconds process_start{0};      // monotonic; for the time to the first step
+};
+
+// What tests replace.
+struct TrainerParts {
+  std::function<absl::StatusOr<std::unique_ptr<Step>>(const StepOptions&, const Geometry&, const ParameterTable&, Communicator*)> make_step;
+  std::chrono::milliseconds rendezvous_timeout{180'000};
+  CommunicatorOptions communicator;    // its limits
+  StepWatch::Limits watch;
+  // Ends the process: called from the watch's thread, does not return.
+  std::function<void(v1::Reason, const std::string&)> give_up;
+};
+
+struct TrainEnd {
+  v1::Reason reason = v1::REASON_INTERNAL;
+  std::string message;
+};
+
+class Trainer {
+ public:
+  Trainer(TrainerOptions options, TrainerParts parts, Session* session);
+  ~Trainer();
+
+  TrainEnd Run();
+
+ private:
+  enum class After { kGoOn, kStop };
+
+  // The parts of Run, in order.
+  absl::Status Prepare();
+  absl::Status Join();
+  absl::Status Load();
+  absl::Status OpenRun(int64_t first_step);
+  absl::StatusOr<TrainEnd> Train();
+
+  // One optimizer step and all that follows it.
+  absl::StatusOr<After> TrainStep();
+  absl::StatusOr<StepResult> RunStep(v1::StepMetrics* metrics);
+  StepSignals Signals();
+  absl::Status CountNonFinite(const StepResult& result, double lr);
+  // True: abandoned, because a stop is wanted.
+  absl::StatusOr<bool> Evaluate();
+  absl::Status EvaluateBatch(Loader* loader, DoublePair* sum);
+  void TakeMetrics(const v1::StepMetrics& metrics);
+  absl::Status SaveIfDue(bool asked);
+  absl::Status Save(bool retain);
+  absl::Status Finish();
+  TrainEnd Stopped() const;
+
+  bool StopWanted() const;
+  bool EvaluationDue() const;
+  void Phase(v1::Phase phase);
+  void Activity(const std::string& activity);
+  void Report();
+  void WatchSpeed(int64_t samples);
+
+  const TrainerOptions options_;
+  v1::JobSpec spec_;               // mode resolved
+  TrainerParts parts_;
+  Session* const session_;
+  std::atomic<bool> abandon_{false};
+  v1::Phase phase_ = v1::PHASE_STARTING;
+
+  std::optional<Geometry> geometry_;
+  ParameterTable table_;
+  std::unique_ptr<Communicator> communicator_;
+  std::shared_ptr<Dataset> dataset_, eval_dataset_;
+  std::unique_ptr<Loader> loader_;
+  std::unique_ptr<Step> step_;
+  std::optional<CheckpointFolder> checkpoints_;   // rank 0
+  std::optional<MetricsFile> metrics_;            // rank 0
+  RunLength length_{};
+
+  // Kept by checkpoints.
+  ChannelStatistics statistics_;
+  int64_t done_ = 0;               // optimizer steps
+  int64_t nan_in_row_ = 0;
+  std::optional<double> eval_loss_;    // at step done_
+  bool has_best_ = false;
+  double best_eval_loss_ = 0;
+
+  int64_t first_done_ = 0;         // at the start of this attempt
+  int64_t saved_ = -1;             // newest step saved
+  int64_t nan_steps_ = 0;
+  int64_t requests_taken_ = 0;     // checkpoint requests
+  int save_failures_ = 0;
+  std::chrono::nanoseconds retry_save_at_{0};
+  double samples_per_s_ = 0;
+  std::deque<std::pair<std::chrono::nanoseconds, int64_t>> speed_;   // (end of step, samples)
+
+  std::atomic<int64_t> watched_step_{0};
+  std::unique_ptr<StepWatch> watch_;   // CUDA
+};
+
+}  // namespace hierad

@@ -1,0 +1,394 @@
+#include "worker/trainer.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <csignal>
+#include <cstdlib>
+#include <fstream>
+#include <string>
+#include <sys/stat.h>
+#include <sys/wait.h>
+#include <unistd.h>
+#include <vector>
+
+#include <spdlog/spdlog.h>
+
+#include "base/fs.h"
+#include "base/job_yaml.h"
+#include "base/sha256.h"
+#include "base/status.h"
+#include "worker/checkpoint/manifest.h"
+#include "worker/checkpoint/safetensors.h"
+#include "worker/fake_parts.h"
+
+namespace hierad {
+namespace {
+
+using ::testing::AllOf;
+using ::testing::Contains;
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+
+// 41 samples, 2 ranks x 4: 6 steps an epoch, the last one short; 3 epochs.
+constexpr char kJob[] = R"(
+name: t
+seed: 5
+model: {variant: tiny, input_size: [64], in_chans: 2, embed_dim: 4, num_heads: 1, stages: [1, 1, 1], q_pool: 1, mask_unit_attn: [true, true, false],
+        q_stride: [2], mask_unit_size: [4], patch_kernel: [4], patch_stride: [4], patch_padding: [0], decoder_embed_dim: 4, decoder_depth: 1, decoder_num_heads: 1}
+data: {source: synthetic, synthetic_samples: 41}
+optimizer: {lr: 0.05}
+schedule: {epochs: 3}
+step: {batch_per_rank: 4, max_nan_steps: 3}
+resources: {device: cpu}
+checkpoint: {every_steps: 4, keep_last: 2}
+)";
+
+class Trainers : public ::testing::Test {
+ protected:
+  struct Attempt {
+    std::function<void(FakeSession*, int rank)> prepare = [](FakeSession*, int) {};
+    FakeStep::Faults faults;
+    std::function<void(TrainerOptions*)> change = [](TrainerOptions*) {};
+    // Sees the session at the end; what it returns follows the reason and message.
+    std::function<std::string(const FakeSession&)> look = [](const FakeSession&) { return std::string(); };
+  };
+
+  void SetUp() override {
+    spdlog::set_level(spdlog::level::off);
+    folder_ = NewFolder();
+  }
+  void TearDown() override {
+    for (const std::string& folder : folders_) EXPECT_TRUE(RemoveTree(folder).ok());
+  }
+  std::string NewFolder() {
+    char name[] = "/tmp/trainer-test-XXXXXX";
+    folders_.push_back(mkdtemp(name));
+    return folders_.back();
+  }
+
+  v1::JobSpec Spec(int ranks) {
+    auto spec = ParseJobYaml(kJob, {});
+    EXPECT_TRUE(spec.ok()) << spec.status();
+    FillDefaults(&*spec);
+    spec->mutable_resources()->set_ranks(ranks);
+    return *spec;
+  }
+
+  // Runs one attempt in `ranks` processes; each one's "REASON message look", or "killed".
+  std::vector<std::string> Run(int ranks, const Attempt& attempt, const std::string& folder) {
+    std::vector<int> blob_in(static_cast<size_t>(ranks)), outputs;
+    std::vector<int> blob_out;
+    for (int r = 1; r < ranks; ++r) {
+      int fds[2];
+      EXPECT_EQ(pipe2(fds, O_CLOEXEC), 0);
+      blob_in[size_t(r)] = fds[0];
+      blob_out.push_back(fds[1]);
+    }
+    std::vector<pid_t> pids;
+    for (int r = 0; r < ranks; ++r) {
+      int out[2];
+      EXPECT_EQ(pipe2(out, O_CLOEXEC), 0);
+      const pid_t pid = fork();
+      if (pid == 0) {
+        FakeSession session;
+        session.rendezvous_in = blob_in[size_t(r)];
+        session.rendezvous_out = blob_out;
+        attempt.prepare(&session, r);
+        const std::string text = RunRank(ranks, r, attempt, folder, &session);
+        _exit(WriteAll(out[1], text, "pipe").ok() ? 0 : 1);
+      }
+      close(out[1]);
+      outputs.push_back(out[0]);
+      pids.push_back(pid);
+    }
+    for (int fd : blob_out) close(fd);
+    for (int r = 1; r < ranks; ++r) close(blob_in[size_t(r)]);
+    std::vector<std::string> texts;
+    for (size_t r = 0; r < pids.size(); ++r) {
+      std::string text;
+      char buffer[4096];
+      ssize_t n;
+      while ((n = read(outputs[r], buffer, sizeof buffer)) > 0) text.append(buffer, size_t(n));
+      close(outputs[r]);
+      int status = 0;
+      waitpid(pids[r], &status, 0);
+      texts.push_back(WIFSIGNALED(status) ? "killed" : text);
+    }
+    return texts;
+  }
+
+  std::string RunRank(int ranks, int rank, const Attempt& attempt, const std::string& folder, FakeSession* session) {
+    TrainerOptions options;
+    options.spec = Spec(ranks);
+    options.run_folder = folder;
+    options.rank = rank;
+    options.world_size = ranks;
+    attempt.change(&options);
+    TrainerParts parts;
+    parts.make_step = [&](const StepOptions& o, const Geometry& g, const ParameterTable& t, Communicator* c) {
+      return absl::StatusOr<std::unique_ptr<Step>>(std::make_unique<FakeStep>(o, g, t, c, attempt.faults));
+    };
+    Trainer trainer(options, parts, session);
+    const TrainEnd end = trainer.Run();
+    return v1::Reason_Name(end.reason) + " " + end.message + " " + attempt.look(*session);
+  }
+
+  // The columns that do not depend on time.
+  static std::string Lines(const std::string& folder) {
+    std::ifstream in(folder + "/metrics.jsonl");
+    std::string all, line;
+    int64_t expected = 1;
+    while (std::getline(in, line)) {
+      v1::StepMetrics m;
+      EXPECT_TRUE(ParseMetricsLine(line, &m)) << line;
+      EXPECT_EQ(m.step(), expected++);
+      m.clear_step_s();
+      m.clear_data_wait_s();
+      m.clear_time_ms();
+      all += MetricsLine(m) + "\n";
+    }
+    return all;
+  }
+  static std::string Weights(const std::string& folder) {
+    const auto hash = Sha256OfFile(folder + "/exported/model.safetensors");
+    EXPECT_TRUE(hash.ok()) << hash.status();
+    return hash.ok() ? *hash : "";
+  }
+  static std::vector<std::string> Saved(const std::string& folder) { return *ListFolder(folder + "/checkpoints"); }
+
+  std::string folder_;
+  std::vector<std::string> folders_;
+};
+
+TEST_F(Trainers, TrainToTheEnd) {
+  Attempt attempt;
+  attempt.look = [](const FakeSession& s) {
+    std::string phases;
+    for (v1::Phase phase : s.phases) phases += v1::Phase_Name(phase).substr(6) + " ";
+    return phases + std::to_string(s.step) + "/" + std::to_string(s.total_steps) + " first " + std::to_string(s.first_step) + " metrics " +
+           std::to_string(s.metrics.size()) + " checkpoints " + std::to_string(s.checkpoints.size()) + (s.samples_per_s > 0 ? " fast" : "");
+  };
+  const auto ends = Run(1, attempt, folder_);
+  // 41 samples / 4: 11 steps an epoch.
+  EXPECT_EQ(ends[0],
+            "REASON_COMPLETED completed 33 steps RENDEZVOUS LOADING TRAINING CHECKPOINTING TRAINING CHECKPOINTING TRAINING CHECKPOINTING TRAINING "
+            "CHECKPOINTING TRAINING CHECKPOINTING TRAINING CHECKPOINTING TRAINING CHECKPOINTING TRAINING CHECKPOINTING TRAINING STOPPING "
+            "CHECKPOINTING STOPPING DONE 33/33 first 1 metrics 33 checkpoints 2 fast");
+  EXPECT_THAT(Saved(folder_), ElementsAre(CheckpointName(32), CheckpointName(33)));
+  const std::string lines = Lines(folder_);
+  EXPECT_EQ(std::count(lines.begin(), lines.end(), '\n'), 33);
+  EXPECT_THAT(lines, HasSubstr("{\"step\":11,\"epoch\":1.0,"));
+  EXPECT_THAT(lines, HasSubstr("\"samples\":1,"));
+  char target[64] = {};
+  EXPECT_GT(readlink((folder_ + "/train.log").c_str(), target, sizeof target), 0);
+  EXPECT_STREQ(target, "rank-0.log");
+  const auto model = ReadSafetensors(folder_ + "/exported/model.safetensors");
+  ASSERT_TRUE(model.ok());
+  EXPECT_EQ(model->tensors.count("pos_embed"), 1u);
+}
+
+TEST_F(Trainers, KilledAtAnyStepEndWithTheSameWeights) {
+  const std::string undisturbed = NewFolder();
+  ASSERT_THAT(Run(2, {}, undisturbed)[1], HasSubstr("REASON_COMPLETED completed 18 steps"));
+  int attempts = 0;
+  std::vector<std::string> ends = {"killed"};
+  // Rank 0 or 1 dies some steps after it began: while training, and (rank 0) while saving.
+  for (uint64_t k = 0; ends[0].find("COMPLETED") == std::string::npos; ++k) {
+    ASSERT_LT(++attempts, 40);
+    Attempt attempt;
+    attempt.prepare = [k](FakeSession* session, int rank) {
+      const RandomStream draws{11, Draw::kOrder, uint32_t(k), 0};
+      if (rank != int(draws.Word(0) % 2)) return;
+      const int64_t after = 3 + draws.Word(1) % 6;
+      const bool saving = draws.Word(2) % 2 == 0;
+      session->on_step = [=](FakeSession* s, int64_t step) {
+        if (step >= s->first_step - 1 + after && !(saving && rank == 0)) kill(getpid(), SIGKILL);
+      };
+      session->on_phase = [=](v1::Phase phase, int64_t step) {
+        if (saving && rank == 0 && phase == v1::PHASE_CHECKPOINTING && step >= session->first_step - 1 + after) kill(getpid(), SIGKILL);
+      };
+    };
+    if (attempts > 12) attempt.prepare = [](FakeSession*, int) {};
+    ends = Run(2, attempt, folder_);
+  }
+  EXPECT_GT(attempts, 3);
+  EXPECT_EQ(Weights(folder_), Weights(undisturbed));
+  EXPECT_EQ(Lines(folder_), Lines(undisturbed));
+}
+
+TEST_F(Trainers, AStopThatOneRankHearsIsSavedAtOneStepByAll) {
+  const std::string undisturbed = NewFolder();
+  ASSERT_THAT(Run(2, {}, undisturbed)[0], HasSubstr("COMPLETED"));
+  Attempt attempt;
+  attempt.prepare = [](FakeSession* session, int rank) {
+    session->on_step = [rank](FakeSession* s, int64_t step) {
+      if (rank == 1 && step == 6) s->wanted = Session::Want::kPause;
+    };
+  };
+  const auto ends = Run(2, attempt, folder_);
+  for (const std::string& end : ends) EXPECT_THAT(end, HasSubstr("REASON_PREEMPTED stopped after step 7, which is saved"));
+  EXPECT_THAT(Saved(folder_), ElementsAre(CheckpointName(4), CheckpointName(7)));
+  EXPECT_FALSE(Exists(folder_ + "/exported/model.safetensors"));
+  Attempt rest;
+  rest.look = [](const FakeSession& s) { return "first " + std::to_string(s.first_step) + " sent again " + std::to_string(s.metrics.front().step()); };
+  EXPECT_THAT(Run(2, rest, folder_)[0], HasSubstr("completed 18 steps first 8 sent again 1"));
+  EXPECT_EQ(Weights(folder_), Weights(undisturbed));
+  EXPECT_EQ(Lines(folder_), Lines(undisturbed));
+  // Once more: there is nothing left to do.
+  EXPECT_THAT(Run(2, rest, folder_)[0], HasSubstr("completed 18 steps"));
+}
+
+TEST_F(Trainers, SignalsAndCancellation) {
+  static std::atomic<bool> terminate{true};
+  Attempt attempt;
+  attempt.change = [](TrainerOptions* options) {
+    if (options->rank == 1) options->terminate = &terminate;
+  };
+  for (const std::string& end : Run(2, attempt, folder_)) EXPECT_THAT(end, HasSubstr("REASON_PREEMPTED stopped after step 1,"));
+  Attempt cancel;
+  cancel.prepare = [](FakeSession* session, int) { session->wanted = Session::Want::kCancel; };
+  for (const std::string& end : Run(2, cancel, folder_)) EXPECT_THAT(end, HasSubstr("REASON_CANCELLED stopped after step 2,"));
+}
+
+TEST_F(Trainers, ACheckpointIsTakenOnRequestOnce) {
+  Attempt attempt;
+  attempt.prepare = [](FakeSession* session, int) {
+    session->on_step = [](FakeSession* s, int64_t step) {
+      if (step == 5) s->request = 1;
+      if (step == 7) kill(getpid(), SIGKILL);
+    };
+  };
+  EXPECT_THAT(Run(2, attempt, folder_), Contains("killed"));
+  EXPECT_THAT(Saved(folder_), ElementsAre(CheckpointName(4), CheckpointName(6)));
+}
+
+TEST_F(Trainers, NonFiniteStepsAreSkippedUpToTheLimit) {
+  Attempt attempt;
+  attempt.faults.non_finite = [](int64_t step) { return step == 2 || step == 3 || step >= 9; };   // 0-based
+  attempt.look = [](const FakeSession& s) { return std::to_string(s.nan_steps); };
+  const auto ends = Run(2, attempt, folder_);
+  for (const std::string& end : ends) {
+    EXPECT_THAT(end, AllOf(HasSubstr("REASON_NUMERICS non-finite loss or gradient at step 12"), HasSubstr("3 such steps in a row"), HasSubstr(" 5")));
+  }
+  EXPECT_THAT(Lines(folder_), HasSubstr("{\"step\":3,\"epoch\":0.5,\"loss\":\"NaN\""));
+  // What is left can be resumed, and starts counting anew.
+  EXPECT_THAT(Saved(folder_), Contains(CheckpointName(12)));
+  EXPECT_THAT(Run(2, {}, folder_)[0], HasSubstr("completed 18 steps"));
+}
+
+TEST_F(Trainers, NonFiniteStopsAtOnceWhereAsked) {
+  Attempt attempt;
+  attempt.faults.non_finite = [](int64_t step) { return step == 2; };
+  attempt.change = [](TrainerOptions* options) { options->spec.mutable_step()->set_on_nan("stop"); };
+  EXPECT_THAT(Run(1, attempt, folder_)[0], HasSubstr("REASON_NUMERICS non-finite loss or gradient at step 3"));
+}
+
+TEST_F(Trainers, TheCountOfNonFiniteStepsSurvivesAResume) {
+  Attempt attempt;
+  attempt.faults.non_finite = [](int64_t step) { return step >= 2; };
+  attempt.prepare = [](FakeSession* session, int) {
+    session->on_step = [](FakeSession* s, int64_t step) {
+      if (step == 3) s->wanted = Session::Want::kPause;   // ends after step 4: two in a row
+    };
+  };
+  EXPECT_THAT(Run(1, attempt, folder_)[0], HasSubstr("PREEMPTED stopped after step 4"));
+  attempt.prepare = [](FakeSession*, int) {};
+  EXPECT_THAT(Run(1, attempt, folder_)[0], HasSubstr("NUMERICS non-finite loss or gradient at step 5"));
+}
+
+TEST_F(Trainers, EvaluateEveryEpochAndKeepTheBest) {
+  Attempt attempt;
+  attempt.change = [](TrainerOptions* options) {
+    options->spec.mutable_eval()->set_path("/unused");   // the synthetic source has no path
+    options->spec.mutable_checkpoint()->set_every_steps(1);
+    options->spec.mutable_checkpoint()->set_keep_last(1);
+  };
+  attempt.look = [](const FakeSession& s) {
+    std::string steps;
+    for (const auto& m : s.metrics) {
+      if (m.has_eval_loss()) steps += std::to_string(m.step()) + " ";
+    }
+    int best = 0;
+    for (const auto& info : s.checkpoints) best += info.best();
+    return steps + "best " + std::to_string(best);
+  };
+  const auto two = Run(2, attempt, folder_);
+  EXPECT_THAT(two[0], HasSubstr("completed 18 steps 6 12 18 best 1"));
+  EXPECT_LE(Saved(folder_).size(), 2u);
+}
+
+TEST_F(Trainers, ADamagedNewestCheckpointIsPassedOver) {
+  const std::string undisturbed = NewFolder();
+  ASSERT_THAT(Run(2, {}, undisturbed)[0], HasSubstr("COMPLETED"));
+  Attempt killed;
+  killed.prepare = [](FakeSession* session, int) {
+    session->on_step = [](FakeSession*, int64_t step) {
+      if (step == 10) kill(getpid(), SIGKILL);
+    };
+  };
+  EXPECT_THAT(Run(2, killed, folder_), Contains("killed"));
+  const std::string model = folder_ + "/checkpoints/" + CheckpointName(8) + "/model.safetensors";
+  ASSERT_EQ(truncate(model.c_str(), 100), 0);
+  Attempt rest;
+  rest.look = [](const FakeSession& s) { return "first " + std::to_string(s.first_step); };
+  EXPECT_THAT(Run(2, rest, folder_)[0], HasSubstr("completed 18 steps first 5"));
+  EXPECT_EQ(Weights(folder_), Weights(undisturbed));
+  EXPECT_EQ(Lines(folder_), Lines(undisturbed));
+  for (const std::string& name : Saved(folder_)) ASSERT_EQ(unlink((folder_ + "/checkpoints/" + name + "/state.json").c_str()), 0);
+  for (const std::string& end : Run(2, {}, folder_)) EXPECT_THAT(end, AllOf(HasSubstr("REASON_CHECKPOINT"), HasSubstr("are damaged")));
+}
+
+TEST_F(Trainers, DoNotStartAnewWhereHieradKnowsACheckpoint) {
+  Attempt attempt;
+  attempt.change = [](TrainerOptions* options) { options->known_checkpoint_step = 40; };
+  for (const std::string& end : Run(2, attempt, folder_)) EXPECT_THAT(end, AllOf(HasSubstr("REASON_CHECKPOINT"), HasSubstr("step 40")));
+}
+
+TEST_F(Trainers, OneRanksErrorEndsTheOthersSoon) {
+  Attempt attempt;
+  attempt.faults.error = [](int64_t step, int rank) {
+    return step == 5 && rank == 1 ? ErrorOf(v1::REASON_DATA_ERROR, "bad sample") : absl::OkStatus();
+  };
+  const auto ends = Run(2, attempt, folder_);
+  EXPECT_THAT(ends[0], AllOf(HasSubstr("REASON_PEER_LOST"), HasSubstr("step 6"), HasSubstr("rank 1")));
+  EXPECT_THAT(ends[1], HasSubstr("REASON_DATA_ERROR bad sample"));
+}
+
+TEST_F(Trainers, WrongJobsEndAsUserErrors) {
+  Attempt attempt;
+  attempt.change = [](TrainerOptions* options) { options->spec.mutable_model()->set_init_from("/nowhere.safetensors"); };
+  EXPECT_THAT(Run(1, attempt, folder_)[0], HasSubstr("REASON_USER_ERROR model.init_from"));
+  ASSERT_THAT(Run(1, {}, folder_)[0], HasSubstr("COMPLETED"));
+  attempt.change = [](TrainerOptions* options) { options->spec.mutable_schedule()->set_epochs(1); };
+  EXPECT_THAT(Run(1, attempt, folder_)[0], AllOf(HasSubstr("REASON_USER_ERROR"), HasSubstr("step 33"), HasSubstr("ends after step 11")));
+}
+
+TEST_F(Trainers, StartFromGivenWeights) {
+  ASSERT_THAT(Run(1, {}, folder_)[0], HasSubstr("COMPLETED"));
+  Attempt attempt;
+  const std::string weights = folder_ + "/exported/model.safetensors", next = NewFolder();
+  attempt.change = [&](TrainerOptions* options) { options->spec.mutable_model()->set_init_from(weights); };
+  attempt.look = [](const FakeSession& s) { return MetricsLine(s.metrics.front()); };
+  const std::string warm = Run(1, attempt, next)[0];
+  EXPECT_THAT(warm, HasSubstr("COMPLETED"));
+  EXPECT_NE(Weights(next), Weights(folder_));
+  attempt.change = [](TrainerOptions*) {};
+  EXPECT_NE(warm, Run(1, attempt, NewFolder())[0]);
+}
+
+TEST_F(Trainers, GoOnWhenTheCheckpointsFolderIsRemoved) {
+  Attempt attempt;
+  const std::string folder = folder_;
+  attempt.prepare = [folder](FakeSession* session, int) {
+    session->on_step = [folder](FakeSession*, int64_t step) {
+      if (step == 6) (void)RemoveTree(folder + "/checkpoints");
+    };
+  };
+  EXPECT_THAT(Run(1, attempt, folder_)[0], HasSubstr("COMPLETED"));
+  EXPECT_THAT(Saved(folder_), Contains(CheckpointName(33)));
+}
+
+}  // namespace
+}  // namespace hierad
