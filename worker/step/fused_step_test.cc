@@ -1,0 +1,269 @@
+// The fused step against the step over LibTorch: the same losses, gradients and parameters from the same seed.
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <limits>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include <ATen/ATen.h>
+#include <ATen/Parallel.h>
+
+#include "absl/strings/str_cat.h"
+#include "gtest/gtest.h"
+#include "base/plan/random_jobs.h"
+#include "base/status.h"
+#include "worker/comm/communicator.h"
+#include "worker/model/hiera.h"
+#include "worker/step/accelerator.h"
+#include "worker/step/fused_testing.h"
+#include "worker/step/staging.h"
+#include "worker/step/step.h"
+
+namespace hierad {
+namespace {
+
+constexpr double kTolerance = 1e-4;   // of a loss, and of a gradient's norm
+
+struct Samples {
+  std::vector<float> x;
+  std::vector<int64_t> labels;
+  std::vector<uint64_t> ids;
+  MicroBatch batch;
+};
+
+// Random samples; rows at and beyond `real` are zeros, as the loader leaves them.
+Samples MakeSamples(const v1::JobSpec& job, int real, uint32_t seed) {
+  Samples s;
+  std::mt19937 random(seed);
+  const int rows = job.step().batch_per_rank();
+  int64_t size = job.model().in_chans();
+  for (int extent : job.model().input_size()) size *= extent;
+  s.x.assign(rows * size, 0.0f);
+  for (int64_t i = 0; i < real * size; ++i) s.x[i] = float(random()) / 1073741824.0f - 2.0f;
+  for (int b = 0; b < rows; ++b) {
+    s.labels.push_back(b < real ? int64_t(random() % uint32_t(job.model().num_classes())) : -1);
+    s.ids.push_back(b < real ? random() : 0);
+  }
+  s.batch = {s.x.data(), s.labels.data(), s.ids.data(), real, /*epoch=*/2};
+  return s;
+}
+
+// |a - b| / |b|
+double Difference(const std::vector<float>& a, const std::vector<float>& b) {
+  double sum = 0, squares = 0;
+  for (size_t i = 0; i < a.size(); ++i) {
+    sum += (double(a[i]) - b[i]) * (double(a[i]) - b[i]);
+    squares += double(b[i]) * b[i];
+  }
+  return std::sqrt(sum / squares);
+}
+
+// Loss and every gradient of one micro-batch, arenas poisoned, against autograd over both rewrites.
+TEST(FusedStepTest, LossAndGradientsEqualLibTorchs) {
+  at::set_num_threads(1);   // of tiny operations
+  RandomJobs jobs(83);
+  for (int i = 0; i < 50; ++i) {
+    const v1::JobSpec job = jobs.Next();
+    SCOPED_TRACE(absl::StrCat("job ", i, ": ", job.model().ShortDebugString()));
+    auto plan = Plan::Make(job, {});
+    ASSERT_TRUE(plan.ok()) << plan.status();
+    const int rows = job.step().batch_per_rank(), real = jobs.Pick(1, rows);
+    const Samples samples = MakeSamples(job, real, 90 + i);
+    FusedRun run(*plan, true);
+    run.FillParameters();
+    const double weight = 1.0 / double(run.LossElements() * real);
+    std::memcpy(run.executor().Get<float>(plan->source), samples.x.data(), samples.x.size() * sizeof(float));
+    for (int b = 0; b < rows; ++b) {
+      run.executor().Get<int64_t>(plan->source_ids)[b] = int64_t(samples.ids[b]);
+      run.executor().Get<int64_t>(plan->source_labels)[b] = samples.labels[b];
+    }
+    run.scalars().seed = job.seed();
+    run.scalars().epoch = samples.batch.epoch;
+    run.scalars().real = real;
+    run.scalars().loss_weight = weight;
+    run.executor().ClearSums();
+    ASSERT_TRUE(run.executor().RunForwardBackward().ok());
+
+    for (Rewrite rewrite : {Rewrite::kEager, Rewrite::kOptimized}) {
+      Weights weights(plan->table, at::kCPU, at::kFloat, 0);
+      for (size_t p = 0; p < plan->table.parameters.size(); ++p) {
+        const std::vector<double> values = run.Values(plan->master, p);
+        std::copy(values.begin(), values.end(), weights.parameters.mutable_data_ptr<float>() + plan->table.parameters[p].offset);
+      }
+      const auto accelerator = MakeCpuAccelerator();
+      Staging staging(plan->geometry, job, *accelerator);
+      auto batch = staging.Load(0, samples.batch, Staging::Use::kTrain, weight, real);
+      ASSERT_TRUE(batch.ok()) << batch.status();
+      const Hiera model(plan->geometry, &weights);
+      const at::Tensor loss = model.Forward(*batch, {.rewrite = rewrite}).loss;
+      loss.backward();
+      EXPECT_NEAR(run.Loss(), loss.item<double>(), kTolerance * std::max(1.0, loss.item<double>()));
+      double largest = 0;
+      for (const Parameter& p : plan->table.parameters) largest = std::max(largest, weights.Gradient(p.name).norm().item<double>());
+      for (size_t p = 0; p < plan->table.parameters.size(); ++p) {
+        const std::vector<double> ours = run.Gradient(p);
+        const at::Tensor theirs = weights.Gradient(plan->table.parameters[p].name).to(at::kDouble).flatten();
+        const double norm = theirs.norm().item<double>();
+        const double difference = (at::tensor(ours, at::kDouble) - theirs).norm().item<double>();
+        EXPECT_LE(difference, kTolerance * std::max(norm, 1e-2 * largest)) << plan->table.parameters[p].name << ", norm " << norm;
+      }
+    }
+    if (HasFailure()) return;
+  }
+}
+
+struct Pair {
+  std::unique_ptr<Communicator> communicator = MakeSelfCommunicator();
+  std::unique_ptr<Step> fused, torch;
+};
+
+Pair MakePair(v1::JobSpec job) {
+  Pair pair;
+  auto geometry = Geometry::From(job.model());
+  EXPECT_TRUE(geometry.ok());
+  const ParameterTable table = ParameterTable::For(*geometry);
+  for (const char* mode : {"fused", "optimized"}) {
+    job.mutable_step()->set_mode(mode);
+    auto step = MakeStep({job, false, 1}, *geometry, table, pair.communicator.get());
+    EXPECT_TRUE(step.ok()) << step.status();
+    EXPECT_TRUE((*step)->Initialize().ok());
+    (std::string(mode) == "fused" ? pair.fused : pair.torch) = *std::move(step);
+  }
+  return pair;
+}
+
+v1::JobSpec Steady(v1::JobSpec job) {
+  job.mutable_optimizer()->set_eps(1e-3);   // AdamW makes whole steps out of rounding errors where a gradient is zero
+  return job;
+}
+
+TEST(FusedStepTest, TrainsAsTheTorchStep) {
+  RandomJobs jobs(89);
+  for (int i = 0; i < 20; ++i) {
+    const v1::JobSpec job = Steady(jobs.Next());
+    SCOPED_TRACE(absl::StrCat("job ", i, ": ", job.ShortDebugString()));
+    Pair pair = MakePair(job);
+    EXPECT_EQ(pair.fused->Save()->parameters, pair.torch->Save()->parameters) << "the same seed begins alike";
+    for (int s = 0; s < 4; ++s) {
+      std::vector<Samples> samples;
+      std::vector<MicroBatch> batches;
+      int64_t real = 0;
+      for (int m = 0; m < job.step().accumulation(); ++m) {
+        // The last micro-batch of a step may be short, or empty.
+        const int rows = job.step().batch_per_rank(), rows_real = m > 0 && s == 2 ? 0 : jobs.Pick(1, rows);
+        samples.push_back(MakeSamples(job, rows_real, uint32_t(1000 + 10 * s + m)));
+        real += rows_real;
+      }
+      for (const Samples& one : samples) batches.push_back(one.batch);
+      const auto ours = pair.fused->Run(batches, real, 1e-3, {.checkpoint = s == 1});
+      const auto theirs = pair.torch->Run(batches, real, 1e-3, {.checkpoint = s == 1});
+      ASSERT_TRUE(ours.ok() && theirs.ok()) << ours.status() << theirs.status();
+      EXPECT_NEAR(ours->loss, theirs->loss, kTolerance * theirs->loss);
+      EXPECT_NEAR(ours->grad_norm, theirs->grad_norm, kTolerance * theirs->grad_norm);
+      EXPECT_EQ(ours->signals.checkpoint, s == 1);
+      EXPECT_FALSE(ours->signals.stop);
+    }
+    const auto ours = pair.fused->Save(), theirs = pair.torch->Save();
+    EXPECT_EQ(ours->step, theirs->step);
+    EXPECT_EQ(ours->updates, theirs->updates);
+    EXPECT_LE(Difference(ours->parameters, theirs->parameters), kTolerance);
+    EXPECT_LE(Difference(ours->exp_avg, theirs->exp_avg), 10 * kTolerance);
+    EXPECT_LE(Difference(ours->exp_avg_sq, theirs->exp_avg_sq), 10 * kTolerance);
+  }
+}
+
+TEST(FusedStepTest, EvaluatesAndGivesFeaturesAsTheTorchStep) {
+  RandomJobs jobs(97);
+  for (int i = 0; i < 25; ++i) {
+    const v1::JobSpec job = jobs.Next();
+    SCOPED_TRACE(absl::StrCat("job ", i, ": ", job.model().ShortDebugString()));
+    Pair pair = MakePair(job);
+    const Samples samples = MakeSamples(job, jobs.Pick(1, job.step().batch_per_rank()), 5);
+    const auto ours = pair.fused->Evaluate(samples.batch), theirs = pair.torch->Evaluate(samples.batch);
+    ASSERT_TRUE(ours.ok() && theirs.ok()) << ours.status() << theirs.status();
+    EXPECT_NEAR(ours->numerator, theirs->numerator, kTolerance * theirs->numerator);
+    EXPECT_EQ(ours->weight, theirs->weight);
+    const auto features = pair.fused->Features(samples.batch), expected = pair.torch->Features(samples.batch);
+    ASSERT_TRUE(features.ok() && expected.ok()) << features.status() << expected.status();
+    ASSERT_EQ(features->size(), expected->size());
+    EXPECT_LE(Difference(*features, *expected), kTolerance);
+  }
+}
+
+// A run begun in one mode goes on in the other, and evaluation in between leaves no trace.
+TEST(FusedStepTest, ContinuesWhatTheTorchStepBegan) {
+  RandomJobs jobs(101);
+  v1::JobSpec job = Steady(jobs.Next());
+  job.mutable_step()->set_accumulation(1);
+  Pair straight = MakePair(job), mixed = MakePair(job);
+  for (int s = 0; s < 6; ++s) {
+    const Samples samples = MakeSamples(job, job.step().batch_per_rank(), uint32_t(s));
+    ASSERT_TRUE(straight.fused->Run({&samples.batch, 1}, samples.batch.real, 1e-3, {}).ok());
+    Step& now = s < 3 ? *mixed.torch : *mixed.fused;
+    ASSERT_TRUE(now.Run({&samples.batch, 1}, samples.batch.real, 1e-3, {}).ok());
+    if (s == 2) {
+      ASSERT_TRUE(mixed.fused->Load(*mixed.torch->Save()).ok());
+    }
+    if (s == 4) {
+      ASSERT_TRUE(mixed.fused->Evaluate(samples.batch).ok() && mixed.fused->Features(samples.batch).ok());
+    }
+  }
+  const auto a = straight.fused->Save(), b = mixed.fused->Save();
+  EXPECT_EQ(a->updates, b->updates);
+  EXPECT_LE(Difference(a->parameters, b->parameters), kTolerance);
+}
+
+TEST(FusedStepTest, SkipsANonFiniteStepAndEndsAfterTooMany) {
+  RandomJobs jobs(103);
+  v1::JobSpec job = jobs.Next();
+  job.mutable_step()->set_accumulation(1);
+  job.mutable_step()->set_max_nan_steps(2);
+  Pair pair = MakePair(job);
+  Samples samples = MakeSamples(job, 1, 1);
+  const auto before = pair.fused->Save();
+  for (float& x : samples.x) x = std::numeric_limits<float>::infinity();
+  const auto skipped = pair.fused->Run({&samples.batch, 1}, 1, 1e-3, {});
+  ASSERT_TRUE(skipped.ok()) << skipped.status();
+  EXPECT_TRUE(skipped->skipped);
+  EXPECT_EQ(pair.fused->Save()->parameters, before->parameters);
+  EXPECT_EQ(pair.fused->Save()->updates, 0);
+  EXPECT_EQ(pair.fused->Save()->step, 1);
+  const auto ended = pair.fused->Run({&samples.batch, 1}, 1, 1e-3, {});
+  EXPECT_EQ(ReasonOf(ended.status()), v1::REASON_NUMERICS) << ended.status();
+}
+
+TEST(FusedStepTest, RefusesALabelOutOfRange) {
+  RandomJobs jobs(107);
+  v1::JobSpec job = jobs.Next();
+  while (job.model().task() != "classify") job = jobs.Next();
+  Pair pair = MakePair(job);
+  Samples samples = MakeSamples(job, 1, 1);
+  samples.labels[0] = job.model().num_classes();
+  EXPECT_EQ(ReasonOf(pair.fused->Run({&samples.batch, 1}, 1, 1e-3, {}).status()), v1::REASON_DATA_ERROR);
+}
+
+TEST(FusedStepTest, Bfloat16TrainsNearFloat) {
+  RandomJobs jobs(109);
+  for (int i = 0; i < 5; ++i) {
+    v1::JobSpec job = Steady(jobs.Next());
+    job.mutable_step()->set_precision("fp32");
+    Pair exact = MakePair(job);
+    job.mutable_step()->set_precision("bf16");
+    Pair rounded = MakePair(job);
+    std::vector<Samples> samples;
+    std::vector<MicroBatch> batches;
+    for (int m = 0; m < job.step().accumulation(); ++m) samples.push_back(MakeSamples(job, job.step().batch_per_rank(), uint32_t(m)));
+    for (const Samples& one : samples) batches.push_back(one.batch);
+    for (int s = 0; s < 3; ++s) {
+      const auto a = exact.fused->Run(batches, int64_t(batches.size()) * job.step().batch_per_rank(), 1e-3, {});
+      const auto b = rounded.fused->Run(batches, int64_t(batches.size()) * job.step().batch_per_rank(), 1e-3, {});
+      ASSERT_TRUE(a.ok() && b.ok());
+      EXPECT_NEAR(a->loss, b->loss, 0.03 * a->loss) << job.model().ShortDebugString();
+    }
+  }
+}
+
+}  // namespace
+}  // namespace hierad
