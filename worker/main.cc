@@ -82,7 +82,7 @@ void ChooseThreads(int slot_threads, int local_ranks, TrainerOptions* options) {
     _exit(WorkerExitCode(reason));
   };
   TrainerParts parts;
-  parts.make_step = MakeTorchStep;
+  parts.make_step = MakeStep;
   parts.give_up = leave;
   Trainer trainer(std::move(options), std::move(parts), session);
   const TrainEnd end = trainer.Run();

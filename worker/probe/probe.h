@@ -47,7 +47,7 @@ struct ProbeReport {
   std::string Json() const;
 };
 
-// Makes a step for the run's model; the worker's is MakeTorchStep.
+// Makes a step for the run's model; the worker's is MakeStep.
 using StepFactory = std::function<absl::StatusOr<std::unique_ptr<Step>>(const StepOptions&, const Geometry&,
                                                                         const ParameterTable&, Communicator*)>;
 

@@ -28,7 +28,7 @@ int ProbeMain(int argc, char** argv) {
     return app.exit(error) == 0 ? 0 : 1;
   }
   options.cuda = device == "cuda";
-  const absl::StatusOr<ProbeReport> report = RunProbe(options, MakeTorchStep);
+  const absl::StatusOr<ProbeReport> report = RunProbe(options, MakeStep);
   if (!report.ok()) {
     std::fprintf(stderr, "hiera-worker probe: %s\n", std::string(report.status().message()).c_str());
     return 1;
