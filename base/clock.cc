@@ -1,5 +1,7 @@
 #include "base/clock.h"
 
+#include <thread>
+
 namespace hierad {
 namespace {
 
@@ -20,6 +22,8 @@ const Clock& Clock::System() {
   static const SystemClock clock;
   return clock;
 }
+
+void SleepFor(std::chrono::nanoseconds time) { std::this_thread::sleep_for(time); }
 
 std::chrono::nanoseconds FakeClock::Monotonic() const {
   std::lock_guard lock(mutex_);

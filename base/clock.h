@@ -16,6 +16,9 @@ class Clock {
   static const Clock& System();
 };
 
+// Between two tries of something that nothing announces. Never to wait for an event that can be waited for.
+void SleepFor(std::chrono::nanoseconds time);
+
 // For tests: stands still until advanced. Thread-safe.
 class FakeClock : public Clock {
  public:

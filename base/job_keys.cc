@@ -180,7 +180,7 @@ int Distance(std::string_view written, const std::string& known) {
   const std::string path = Lower(written);
   const std::string_view leaf = Leaf(path), known_leaf = Leaf(known);
   const int whole = EditDistance(path, known);
-  int best = whole <= 1 + int(known.size()) / 4 ? whole * 10 : 1000;
+  int best = whole <= int(known.size() + 2) / 4 ? whole * 10 : 1000;
   const int leaf_distance = EditDistance(leaf, known_leaf);
   if (leaf_distance <= int(known_leaf.size() + 2) / 4) {
     best = std::min(best, leaf_distance * 10 + (SectionName(path) == SectionName(known) ? 0 : 5));

@@ -134,7 +134,8 @@ TEST(JobYaml, TheNearestKeyOfWhatPeopleWrite) {
       {"random_seed", "seed"},                   {"sed", "seed"},
       {"adam_beta1", "optimizer.beta1"},         {"data.normalise", "data.normalize"},
       {"train.lr", "optimizer.lr"},              {"scheduler", "schedule"},
-      {"step.precison", "step.precision"},       {"qqqqqqqq", ""}};
+      {"step.precison", "step.precision"},       {"qqqqqqqq", ""},
+      {"tcp", ""}};
   for (const auto& [written, nearest] : cases) EXPECT_EQ(NearestJobKey(written), nearest) << written;
 }
 

@@ -182,6 +182,15 @@ struct Constant {
   std::vector<uint8_t> bytes;
 };
 
+// A slice of the flat gradients that is all-reduced at once.
+struct Bucket {
+  int64_t offset, size;   // elements; the last one has the tail behind it
+  int ready;              // index of the operation after which all of it is written
+};
+// A bucket is closed once it holds so many elements (32 MiB of fp32): large enough for full bandwidth, small enough that
+// most of the reduction hides behind the rest of backward.
+inline constexpr int64_t kBucketElements = int64_t{8} << 20;
+
 struct Plan {
   Geometry geometry;
   ParameterTable table;
@@ -195,6 +204,7 @@ struct Plan {
   int forward_ops = 0;
   std::vector<Op> update;                  // once per optimizer step
   std::vector<Constant> constants;
+  std::vector<Bucket> buckets;             // in the order of readiness
   int64_t arena_bytes[kNumArenas] = {};
   // What the step's owner writes or reads.
   TensorId source = kNone, source_ids = kNone, source_labels = kNone, scalars = kNone, record = kNone;

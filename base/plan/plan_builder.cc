@@ -68,7 +68,6 @@ void PlanBuilder::Emit(std::string name, OpArgs args, std::vector<TensorId> read
   op.flops = flops;
   for (std::vector<TensorId>* list : {&reads, &writes}) {
     list->erase(std::remove(list->begin(), list->end(), kNone), list->end());
-    for (TensorId id : *list) op.bytes += double(plan_.tensors[id].bytes);
   }
   op.reads = std::move(reads);
   op.writes = std::move(writes);

@@ -1,5 +1,6 @@
 // Where every tensor lies. Flat arenas: the order in which backward finishes the gradients. Activations: two tensors whose
-// lifetimes meet never share a byte; the rest may. Index tables are here too, as they are bytes that the plan places.
+// lifetimes meet never share a byte; the rest may. Index tables are here too, as they are bytes that the plan places, and
+// the bytes that operations move, as only now their tensors have sizes.
 
 #include <algorithm>
 #include <numeric>
@@ -29,9 +30,15 @@ void OrderParameters(Plan* plan) {
   std::stable_sort(order.begin(), order.end(), [&](int a, int b) { return when(a) < when(b); });
   plan->parameter_offset.assign(parameters.size(), 0);
   plan->flat_size = 0;
+  Bucket bucket{0, 0, 0};
   for (int p : order) {
     plan->parameter_offset[p] = plan->flat_size;
     plan->flat_size += RoundUp(parameters[p].size, kParameterAlign);
+    bucket.size = plan->flat_size - bucket.offset;
+    bucket.ready = when(p);
+    if (bucket.size < kBucketElements && p != order.back()) continue;
+    if (!plan->options.features) plan->buckets.push_back(bucket);
+    bucket.offset = plan->flat_size;
   }
 }
 
@@ -105,6 +112,22 @@ void PlaceInARow(Plan* plan, Arena arena) {
   plan->arena_bytes[int(arena)] = end;
 }
 
+// Each tensor read once and written once; of what has two staging slots, one.
+void CountBytes(Plan* plan) {
+  const TensorId slots[] = {plan->source, plan->source_ids, plan->source_labels};
+  for (std::vector<Op>* ops : {&plan->forward_backward, &plan->update}) {
+    for (Op& op : *ops) {
+      op.bytes = 0;
+      for (const auto* list : {&op.reads, &op.writes}) {
+        for (TensorId id : *list) {
+          const bool two = std::find(std::begin(slots), std::end(slots), id) != std::end(slots);
+          op.bytes += double(plan->tensors[id].bytes) / (two ? 2 : 1);
+        }
+      }
+    }
+  }
+}
+
 }  // namespace
 
 void PlaceTensors(Plan* plan) {
@@ -113,6 +136,7 @@ void PlaceTensors(Plan* plan) {
   PlaceActivations(plan);
   PlaceInARow(plan, Arena::kStaging);
   PlaceInARow(plan, Arena::kPersistent);
+  CountBytes(plan);
 }
 
 std::vector<int32_t> FusionOrder(const Geometry& g, int stage) {

@@ -155,6 +155,31 @@ TEST(PlanTest, ParametersLieAlikeInEveryArena) {
   });
 }
 
+TEST(PlanTest, BucketsCoverTheGradientsInTheOrderTheyAreFinished) {
+  v1::JobSpec job;
+  job.mutable_data()->set_source("synthetic");
+  FillDefaults(&job);
+  const Plan plan = Make(job);
+  ASSERT_GT(plan.buckets.size(), 5u);
+  int64_t end = 0;
+  int ready = 0;
+  for (const Bucket& bucket : plan.buckets) {
+    EXPECT_EQ(bucket.offset, end);
+    end += bucket.size;
+    EXPECT_GE(bucket.ready, ready);
+    ready = bucket.ready;
+    for (size_t i = 0; i < plan.forward_backward.size(); ++i) {
+      for (TensorId id : plan.forward_backward[i].writes) {
+        const TensorSpec& t = plan.tensors[id];
+        if (t.arena != Arena::kGradients || t.offset / 4 < bucket.offset || t.offset / 4 >= end) continue;
+        EXPECT_LE(int(i), bucket.ready) << t.name;
+      }
+    }
+  }
+  EXPECT_EQ(end, plan.flat_size);
+  EXPECT_LT(plan.buckets[2].ready, int(plan.forward_backward.size()) - 100) << "early buckets leave time to hide";
+}
+
 // Multiply-adds of the model counted from the geometry alone, block by block.
 struct Count {
   double gemm = 0, attention = 0;   // forward

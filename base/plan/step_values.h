@@ -17,7 +17,7 @@ struct StepScalars {
   int32_t real;            // rows of this micro-batch that are samples
   int32_t slot;            // staging slot, 0 or 1
   int32_t train;           // 0: no drop path, no dropout
-  int32_t reserved;
+  int32_t signals;         // of this rank: bit 0 stop, bit 1 checkpoint (GPU; they ride in the all-reduce)
 };
 
 // What the device tells after a step; one per step, never reset during a run.
@@ -28,7 +28,7 @@ struct StepRecord {
   double loss_numerator;   // accumulated over the micro-batches of the step
   double loss, grad_norm, lr;
   int32_t skipped;
-  int32_t reserved;
+  int32_t signals;         // of all ranks (GPU)
 };
 
 // Rows that a two-pass sum over rows is cut into; the scratch of such a sum is [kReduceParts, columns].

@@ -1,0 +1,193 @@
+#include "base/plan/plan_report.h"
+
+#include <algorithm>
+#include <cstdio>
+
+#include "absl/strings/ascii.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "base/status.h"
+#include "nlohmann/json.hpp"
+
+namespace hierad {
+namespace {
+
+constexpr double kGib = 1024.0 * 1024 * 1024;
+constexpr int64_t kMostBatch = 65536;   // step.batch_per_rank's bound
+
+const char* NameOf(Arena arena) {
+  switch (arena) {
+    case Arena::kMaster: return "master";
+    case Arena::kCompute: return "compute";
+    case Arena::kGradients: return "gradients";
+    case Arena::kMoments: return "moments";
+    case Arena::kActivations: return "activations";
+    case Arena::kStaging: return "staging";
+    case Arena::kPersistent: return "persistent";
+  }
+  return "";
+}
+
+const char* NameOf(Part part) {
+  switch (part) {
+    case Part::kInput: return "input";
+    case Part::kPatch: return "patch";
+    case Part::kStage1: return "stage1";
+    case Part::kStage2: return "stage2";
+    case Part::kStage3: return "stage3";
+    case Part::kStage4: return "stage4";
+    case Part::kStage5: return "stage5";
+    case Part::kStage6: return "stage6";
+    case Part::kHeads: return "heads";
+    case Part::kDecoder: return "decoder";
+    case Part::kLoss: return "loss";
+    case Part::kOptimizer: return "optimizer";
+  }
+  return "";
+}
+
+absl::StatusOr<Plan> MakePlan(v1::JobSpec spec, int64_t batch) {
+  spec.mutable_step()->set_batch_per_rank(int32_t(batch));
+  return Plan::Make(spec, {.compute = spec.step().precision() == "bf16" ? ComputeType::kBF16 : ComputeType::kF32});
+}
+
+// Memory grows with the batch, so the largest that fits is found by halving.
+absl::StatusOr<int64_t> LargestBatch(const v1::JobSpec& spec, double bytes) {
+  int64_t fits = 0, too_large = kMostBatch + 1;
+  while (too_large - fits > 1) {
+    // From below first: plans of huge batches are as cheap to make, but most cards hold hundreds, not thousands.
+    const int64_t batch = fits == 0 ? std::min<int64_t>(128, too_large / 2) : too_large > kMostBatch ? std::min(2 * fits, kMostBatch) : (fits + too_large) / 2;
+    ASSIGN_OR_RETURN(const Plan plan, MakePlan(spec, batch));
+    (double(plan.TotalBytes()) <= bytes ? fits : too_large) = batch;
+    if (fits == kMostBatch) break;
+  }
+  return fits;
+}
+
+void Account(const Plan& plan, const Card& card, double flop_rate, PlanReport* report) {
+  std::vector<PlanReport::PartCost> parts(int(Part::kOptimizer) + 1);
+  for (size_t p = 0; p < parts.size(); ++p) parts[p].part = NameOf(Part(p));
+  auto add = [&](const std::vector<Op>& ops, double times) {
+    for (const Op& op : ops) {
+      PlanReport::PartCost& part = parts[int(op.part)];
+      part.flops += times * op.flops;
+      part.bytes += times * op.bytes;
+      part.floor_ms += times * 1e3 * std::max(op.flops / flop_rate, op.bytes / card.bytes_per_s);
+      part.kernels += int64_t(times);
+    }
+  };
+  add(plan.forward_backward, double(report->accumulation));
+  add(plan.update, 1);
+  for (PlanReport::PartCost& part : parts) {
+    if (part.kernels == 0) continue;
+    report->flops_per_step += part.flops;
+    report->bytes_per_step += part.bytes;
+    report->floor_ms += part.floor_ms;
+    report->kernels_per_step += part.kernels;
+    report->parts.push_back(std::move(part));
+  }
+}
+
+void CountEpoch(const v1::JobSpec& spec, PlanReport* report) {
+  if (spec.data().source() != "synthetic") return;
+  const int64_t visits = spec.data().synthetic_samples() * spec.data().repeat();
+  const int64_t effective = report->batch_per_rank * report->ranks * report->accumulation;
+  report->steps_per_epoch = spec.data().last_batch() == "drop" ? visits / effective : (visits + effective - 1) / effective;
+  report->epoch_floor_s = double(report->steps_per_epoch) * report->floor_ms / 1e3;
+}
+
+std::string Amount(double value, double unit, const char* name) { return absl::StrFormat("%.2f %s", value / unit, name); }
+
+}  // namespace
+
+const std::vector<Card>& Cards() {
+  static const std::vector<Card>& cards = *new std::vector<Card>{
+      {"H200", 735e12, 67e12, 494e12, 4.2e12, int64_t(139 * kGib)},
+  };
+  return cards;
+}
+
+absl::StatusOr<Card> FindCard(std::string_view name) {
+  std::string known;
+  for (const Card& card : Cards()) {
+    if (absl::AsciiStrToLower(std::string(name)) == absl::AsciiStrToLower(card.name)) return card;
+    absl::StrAppend(&known, known.empty() ? "" : ", ", card.name);
+  }
+  return ErrorOf(v1::REASON_USER_ERROR, absl::StrCat("card: '", std::string(name), "' is not known; known are ", known, "."));
+}
+
+absl::StatusOr<PlanReport> ReportPlan(const v1::JobSpec& spec, const PlanReportOptions& options) {
+  ASSIGN_OR_RETURN(const Card card, FindCard(options.card));
+  ASSIGN_OR_RETURN(const Plan plan, MakePlan(spec, spec.step().batch_per_rank()));
+  PlanReport report;
+  report.step_mode = spec.step().mode();
+  report.exact = report.step_mode == "fused";
+  report.precision = spec.step().precision();
+  report.batch_per_rank = plan.batch;
+  report.ranks = spec.resources().ranks();
+  report.accumulation = spec.step().accumulation();
+  report.parameters = plan.table.num_elements;
+  for (int arena = 0; arena < kNumArenas; ++arena) report.arena_bytes.push_back({NameOf(Arena(arena)), plan.arena_bytes[arena]});
+  report.peak_device_bytes = plan.TotalBytes();
+  report.card = card.name;
+  Account(plan, card, report.precision == "bf16" ? card.bf16_flops : spec.step().tf32() ? card.tf32_flops : card.fp32_flops, &report);
+  const double gradient_bytes = double(plan.arena_bytes[int(Arena::kGradients)]);
+  report.communication_bytes = int64_t(2.0 * double(report.ranks - 1) / double(report.ranks) * gradient_bytes);
+  report.buckets = int64_t(plan.buckets.size());
+  report.memory_gib = options.memory_gib > 0 ? options.memory_gib : double(card.memory_bytes) / kGib;
+  ASSIGN_OR_RETURN(report.largest_batch, LargestBatch(spec, report.memory_gib * kGib));
+  CountEpoch(spec, &report);
+  return report;
+}
+
+std::string PlanReport::Json() const {
+  nlohmann::ordered_json json = {{"step_mode", step_mode},
+                                 {"exact", exact},
+                                 {"precision", precision},
+                                 {"batch_per_rank", batch_per_rank},
+                                 {"ranks", ranks},
+                                 {"accumulation", accumulation},
+                                 {"parameters", parameters}};
+  for (const ArenaSize& arena : arena_bytes) json["arena_bytes"][arena.name] = arena.bytes;
+  json["peak_device_bytes"] = peak_device_bytes;
+  json["flops_per_step"] = flops_per_step;
+  json["bytes_per_step"] = bytes_per_step;
+  json["kernels_per_step"] = kernels_per_step;
+  json["parts"] = nlohmann::ordered_json::array();
+  for (const PartCost& part : parts) {
+    json["parts"].push_back({{"part", part.part}, {"flops", part.flops}, {"bytes", part.bytes}, {"kernels", part.kernels}, {"floor_ms", part.floor_ms}});
+  }
+  json["communication_bytes"] = communication_bytes;
+  json["buckets"] = buckets;
+  json["card"] = card;
+  json["floor_ms"] = floor_ms;
+  json["memory_gib"] = memory_gib;
+  json["largest_batch"] = largest_batch;
+  json["steps_per_epoch"] = steps_per_epoch;
+  json["epoch_floor_s"] = epoch_floor_s;
+  return json.dump(2) + "\n";
+}
+
+std::string PlanReport::Table() const {
+  std::string text = absl::StrFormat("%.1f M parameters, batch %d x %d rank%s x %d, %s\n\n", double(parameters) / 1e6, batch_per_rank, ranks,
+                                     ranks == 1 ? "" : "s", accumulation, precision);
+  absl::StrAppendFormat(&text, "%-10s %12s\n", "memory", "bytes");
+  for (const ArenaSize& arena : arena_bytes) {
+    if (arena.bytes > 0) absl::StrAppendFormat(&text, "%-10s %12s\n", arena.name, Amount(double(arena.bytes), kGib, "GiB"));
+  }
+  absl::StrAppendFormat(&text, "%-10s %12s\n\n", "in all", Amount(double(peak_device_bytes), kGib, "GiB"));
+  absl::StrAppendFormat(&text, "%-10s %8s %12s %12s %10s\n", "part", "kernels", "TFLOP", "GB", "floor ms");
+  auto row = [&](const std::string& name, int64_t kernels, double flops, double bytes, double ms) {
+    absl::StrAppendFormat(&text, "%-10s %8d %12.3f %12.3f %10.3f\n", name, kernels, flops / 1e12, bytes / 1e9, ms);
+  };
+  for (const PartCost& part : parts) row(part.part, part.kernels, part.flops, part.bytes, part.floor_ms);
+  row("step", kernels_per_step, flops_per_step, bytes_per_step, floor_ms);
+  absl::StrAppendFormat(&text, "\nThe floor is an %s's: each operation at the card's best FLOP or byte rate.\n", card);
+  if (ranks > 1) absl::StrAppendFormat(&text, "All-reduce: %s a rank and step in %d buckets.\n", Amount(double(communication_bytes), 1e6, "MB"), buckets);
+  if (steps_per_epoch > 0) absl::StrAppendFormat(&text, "An epoch has %d steps: at least %.1f s.\n", steps_per_epoch, epoch_floor_s);
+  absl::StrAppendFormat(&text, "Largest batch per rank in %.1f GiB: %d.\n", memory_gib, largest_batch);
+  if (!exact) absl::StrAppendFormat(&text, "Planned for step.mode fused; mode %s takes more memory than this.\n", step_mode);
+  return text;
+}
+
+}  // namespace hierad

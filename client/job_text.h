@@ -1,0 +1,24 @@
+// Jobs, nodes and checkpoints as text for people. What the server sent is escaped: it holds others' names and messages.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "client/context.h"
+#include "hierad/v1/control.pb.h"
+
+namespace hierad {
+
+std::string StateText(v1::JobState state, bool color);
+std::string JobTable(const std::vector<v1::Job>& jobs, const Context& context);
+std::string JobDetails(const v1::Job& job, const std::vector<v1::CheckpointInfo>& checkpoints, const Context& context);
+std::string CheckpointTable(const std::vector<v1::CheckpointInfo>& checkpoints);
+std::string NodeTable(const std::vector<v1::Node>& nodes, const Context& context);
+
+// "job 7 (eeg-base): FAILED after 120 of 1000 steps, CUDA_OOM: ..."
+std::string EndSentence(const v1::Job& job, bool color);
+
+// 0, 100, 103 of a job that has ended; 101 of any other.
+ExitCode ExitCodeOf(const v1::Job& job);
+
+}  // namespace hierad

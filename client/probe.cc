@@ -1,0 +1,24 @@
+#include <unistd.h>
+
+#include <cerrno>
+
+#include "base/subprocess.h"
+#include "client/commands.h"
+
+namespace hierad {
+
+int Probe(const std::string& run_folder, const std::vector<std::string>& arguments, const Context& context) {
+  const auto worker = FindProgram("hiera-worker");
+  if (!worker.ok()) return Fail(absl::FailedPreconditionError(std::string(worker.status().message()) + "; install it beside hierctl"), context);
+  std::vector<std::string> words = {*worker, "probe", "--run", run_folder};
+  words.insert(words.end(), arguments.begin(), arguments.end());
+  std::vector<char*> argv;
+  for (std::string& word : words) argv.push_back(word.data());
+  argv.push_back(nullptr);
+  context.out->flush();
+  // In place of hierctl: the terminal, its signals and the exit code are the worker's own.
+  ::execv(argv[0], argv.data());
+  return Fail(ErrnoStatus(errno, "cannot start", *worker), context);
+}
+
+}  // namespace hierad
