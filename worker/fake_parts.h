@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "base/fs.h"
+#include "base/random.h"
 #include "base/status.h"
 #include "worker/session.h"
 #include "worker/step/step.h"

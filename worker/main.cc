@@ -72,6 +72,16 @@ void ChooseThreads(int slot_threads, int local_ranks, TrainerOptions* options) {
   if (options->spec.data().has_workers()) options->loader_threads = options->spec.data().workers();
 }
 
+// OpenMP's threads spin at their barriers, which on cores shared with other processes makes a step ten times as long. They
+// read how to wait when they are loaded, before main: so the program is started once more, with that said.
+void WaitWithoutSpinning(const TrainerOptions& options, char** argv) {
+  if (options.cuda || options.threads < 2 || std::getenv("OMP_WAIT_POLICY") != nullptr) return;
+  setenv("OMP_WAIT_POLICY", "passive", 0);
+  char path[PATH_MAX] = {};
+  if (readlink("/proc/self/exe", path, sizeof path - 1) > 0) execv(path, argv);
+  spdlog::warn("cannot start anew with OMP_WAIT_POLICY=passive; set it for a run on busy cores");
+}
+
 // Runs to the end and leaves the process: destructors of a GPU's libraries may wait for a peer that is gone.
 [[noreturn]] void RunToTheEnd(TrainerOptions options, Session* session) {
   const auto leave = [session](v1::Reason reason, const std::string& message) {
@@ -93,11 +103,10 @@ void ChooseThreads(int slot_threads, int local_ranks, TrainerOptions* options) {
 absl::StatusOr<v1::Assignment> ReadAssignment(int fd) {
   std::string data;
   char buffer[65536];
-  lseek(fd, 0, SEEK_SET);   // a memfd may stand at its end; a pipe does not mind
+  lseek(fd, 0, SEEK_SET);   // a memfd may stand at its end
   ssize_t n;
   while ((n = read(fd, buffer, sizeof buffer)) > 0 && int64_t(data.size()) < kAssignmentBytes) data.append(buffer, size_t(n));
   if (n < 0) return ErrnoStatus(errno, "cannot read the assignment from descriptor", std::to_string(fd));
-  close(fd);
   v1::Assignment assignment;
   if (data.empty() || !assignment.ParseFromString(data)) {
     return absl::InternalError(absl::StrCat("descriptor ", fd, " holds no assignment (", data.size(), " bytes); hiera-worker run is started by hierad-agent"));
@@ -115,12 +124,10 @@ int Fail(const absl::Status& status) {
   return kWorkerExitUsage;
 }
 
-int RunAssigned(int fd, std::chrono::nanoseconds start) {
+int RunAssigned(int fd, char** argv, std::chrono::nanoseconds start) {
   const auto assignment = ReadAssignment(fd);
   if (!assignment.ok()) return Fail(assignment.status());
   SetUpLog(assignment->rank());
-  spdlog::info("hiera-worker {} ({}): job {}, attempt {}, rank {} of {}, slot {}, pid {}", std::string(Version()), std::string(Commit()),
-               assignment->job_id(), assignment->attempt(), assignment->rank(), assignment->world_size(), assignment->slot().id(), getpid());
   TrainerOptions options;
   options.spec = assignment->spec();
   FillDefaults(&options.spec);
@@ -135,11 +142,15 @@ int RunAssigned(int fd, std::chrono::nanoseconds start) {
     if (!info.damaged()) options.known_checkpoint_step = std::max(options.known_checkpoint_step, info.step());
   }
   ChooseThreads(assignment->slot().threads(), assignment->local_world_size(), &options);
+  if (lseek(fd, 0, SEEK_SET) == 0) WaitWithoutSpinning(options, argv);   // a pipe cannot be read twice
+  close(fd);
+  spdlog::info("hiera-worker {} ({}): job {}, attempt {}, rank {} of {}, slot {}, pid {}", std::string(Version()), std::string(Commit()),
+               assignment->job_id(), assignment->attempt(), assignment->rank(), assignment->world_size(), assignment->slot().id(), getpid());
   const auto session = ConnectSession(*assignment, &terminate_asked);
   RunToTheEnd(std::move(options), session.get());
 }
 
-int RunLocal(const std::string& job, const std::string& run_folder, std::chrono::nanoseconds start) {
+int RunLocal(const std::string& job, const std::string& run_folder, char** argv, std::chrono::nanoseconds start) {
   SetUpLog(0);
   TrainerOptions options;
   auto spec = ReadJobYaml(job);
@@ -161,6 +172,7 @@ int RunLocal(const std::string& job, const std::string& run_folder, std::chrono:
   options.process_start = start;
   if (absl::Status written = WriteFileAtomic(JoinPath(options.run_folder, "job.yaml"), ToJobYaml(options.spec)); !written.ok()) return Fail(written);
   ChooseThreads(0, 1, &options);
+  WaitWithoutSpinning(options, argv);
   const auto session = MakeLocalSession();
   RunToTheEnd(std::move(options), session.get());
 }
@@ -189,7 +201,7 @@ int Main(int argc, char** argv) {
   } catch (const CLI::ParseError& error) {
     return app.exit(error) == 0 ? 0 : kWorkerExitUsage;
   }
-  return run->parsed() ? RunAssigned(fd, start) : RunLocal(job, run_folder, start);
+  return run->parsed() ? RunAssigned(fd, argv, start) : RunLocal(job, run_folder, argv, start);
 }
 
 }  // namespace

@@ -6,6 +6,7 @@
 #include <cmath>
 #include <csignal>
 #include <cstdlib>
+#include <fcntl.h>
 #include <fstream>
 #include <string>
 #include <sys/stat.h>
@@ -156,7 +157,23 @@ class Trainers : public ::testing::Test {
     EXPECT_TRUE(hash.ok()) << hash.status();
     return hash.ok() ? *hash : "";
   }
-  static std::vector<std::string> Saved(const std::string& folder) { return *ListFolder(folder + "/checkpoints"); }
+  static std::vector<std::string> Saved(const std::string& folder) {
+    const auto names = ListFolder(folder + "/checkpoints");
+    EXPECT_TRUE(names.ok()) << names.status();
+    return names.ok() ? *names : std::vector<std::string>();
+  }
+  // Samples [count, 2, 64] that rise.
+  static void WriteNpy(const std::string& path, int count) {
+    std::string header = "{'descr': '<f4', 'fortran_order': False, 'shape': (" + std::to_string(count) + ", 2, 64), }";
+    header.resize(117, ' ');
+    header += '\n';
+    std::string file = std::string("\x93NUMPY\x01\x00\x76\x00", 10) + header;
+    for (int i = 0; i < count * 128; ++i) {
+      const float value = float(i % 1000) * 1e-3f;
+      file.append(reinterpret_cast<const char*>(&value), sizeof value);
+    }
+    EXPECT_TRUE(WriteFileAtomic(path, file).ok());
+  }
 
   std::string folder_;
   std::vector<std::string> folders_;
@@ -300,8 +317,13 @@ TEST_F(Trainers, TheCountOfNonFiniteStepsSurvivesAResume) {
 
 TEST_F(Trainers, EvaluateEveryEpochAndKeepTheBest) {
   Attempt attempt;
-  attempt.change = [](TrainerOptions* options) {
-    options->spec.mutable_eval()->set_path("/unused");   // the synthetic source has no path
+  const std::string train = folder_ + "/train.npy", held_out = folder_ + "/held_out.npy";
+  WriteNpy(train, 41);
+  WriteNpy(held_out, 3);   // fewer than ranks x batch: the second rank has none
+  attempt.change = [&](TrainerOptions* options) {
+    options->spec.mutable_data()->set_source("npy");
+    options->spec.mutable_data()->set_path(train);
+    options->spec.mutable_eval()->set_path(held_out);
     options->spec.mutable_checkpoint()->set_every_steps(1);
     options->spec.mutable_checkpoint()->set_keep_last(1);
   };
