@@ -8,6 +8,7 @@
 #include "base/job_validate.h"
 #include "base/limits.h"
 #include "base/text.h"
+#include "base/worker_exit.h"
 #include "server/coordinator.h"
 #include "server/credential.h"
 #include "server/report_check.h"
@@ -32,7 +33,8 @@ RankEnded EndOf(const v1::RankProcess& process) {
       end.reason = v1::REASON_PREEMPTED;
       how = "the worker was ended by its agent";
     } else {
-      end.reason = process.exit_code() == 0 ? v1::REASON_COMPLETED : v1::REASON_CRASHED;
+      end.reason = ReasonOfWorkerExit(process.exit_code());
+      if (end.reason == v1::REASON_UNSPECIFIED) end.reason = v1::REASON_CRASHED;
     }
   }
   if (end.reason == v1::REASON_HOST_OOM) absl::StrAppend(&how, " because the machine ran out of memory");
@@ -199,7 +201,12 @@ void Coordinator::ReportWorker(uint64_t session, v1::WorkerReport report, std::f
   Post(
       [this, session, report = std::move(report), done] {
         OnWorkerReport(session, report);
-        AfterCommit([done](const absl::Status&) { done(); });
+        AfterCommit([this, session, done, last = report.has_end()](const absl::Status& status) {
+          // A last word that was not stored is not confirmed: the worker says it again.
+          const auto found = workers_.find(session);
+          if (last && !status.ok() && found != workers_.end()) found->second.link->Close(absl::UnavailableError(status.message()));
+          done();
+        });
       },
       done);
 }
@@ -365,10 +372,7 @@ v1::AgentOrders Coordinator::OrdersFor(const Node& node) {
       a->set_endpoint(options_.endpoint);
       a->set_credential(job.row.credential);
       *a->mutable_slot() = rank.slot;
-      // For the start only; the folder is the truth, so a few are enough.
-      for (const v1::CheckpointInfo& info : job.row.checkpoints) {
-        if (rank.pid == 0 && !info.damaged() && a->checkpoints_size() < 16) *a->add_checkpoints() = info;
-      }
+      for (const v1::CheckpointInfo& info : job.start_from) *a->add_checkpoints() = info;
     }
   }
   for (const v1::RankProcess& process : node.processes) {

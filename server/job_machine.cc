@@ -183,7 +183,8 @@ void NoteGone(JobStep* step, const RankGone& event, int64_t now) {
   JobRow& row = step->row;
   if (event.rank < 0 || event.rank >= static_cast<int>(row.ranks.size()) || row.ranks[event.rank].gone) return;
   if (!row.ranks[event.rank].ended) {
-    NoteEnd(step, RankEnded{event.rank, v1::REASON_CRASHED, "the worker is gone without a word", true, 0});
+    // While the gang is being ended this is what was asked for.
+    NoteEnd(step, RankEnded{event.rank, v1::REASON_CRASHED, "the worker is gone without a word", true, row.state == v1::STOPPING ? 15 : 0});
   }
   step->changed = true;
   row.ranks[event.rank].gone = true;

@@ -51,6 +51,7 @@ struct LiveJob {
   MetricRing ring;
   int64_t acknowledged_step = 0;         // newest step taken in this attempt
   std::string rendezvous;                // rank 0's, of this attempt
+  std::vector<v1::CheckpointInfo> start_from;   // the few newest good ones when the attempt began: orders stay as they are
   double samples_per_s = 0;
   uint64_t version = 1;                  // counts changes that a watcher may see
   uint64_t stop_floor = 0;               // orders with a higher sequence no longer list it
@@ -65,6 +66,10 @@ struct LiveJob {
     samples_per_s = 0;
     kill_at.reset();
     kill_sent = false;
+    start_from.clear();
+    for (const v1::CheckpointInfo& info : row.checkpoints) {
+      if (!info.damaged() && start_from.size() < 16) start_from.push_back(info);
+    }
   }
 };
 

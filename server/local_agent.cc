@@ -66,7 +66,7 @@ bool LocalAgent::ChildLives() {
   if (child_ == 0) return false;
   int status = 0;
   if (waitpid(child_, &status, WNOHANG) == 0) return true;
-  spdlog::warn("the local agent (process {}) has ended: {}", child_,
+  spdlog::log(stopping_ ? spdlog::level::info : spdlog::level::warn, "the local agent (process {}) has ended: {}", child_,
                WIFSIGNALED(status) ? absl::StrCat("signal ", WTERMSIG(status)) : absl::StrCat("exit code ", WEXITSTATUS(status), "; see ", options_.state_folder, "/agent.log"));
   child_ = 0;
   if (clock_->Monotonic() - started_at_ > kGoodRun) backoff_ = kBackoffLeast;

@@ -1,0 +1,142 @@
+#include "server/scheduler.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <map>
+#include <random>
+#include <set>
+
+namespace hierad {
+namespace {
+
+using testing::HasSubstr;
+using Verdict = Scheduler::Verdict;
+
+NodeSlots MakeNode(const std::string& name, v1::Slot::Kind kind, int slots, int busy = 0, bool connected = true) {
+  NodeSlots node;
+  node.name = name;
+  node.connected = connected;
+  for (int i = 0; i < slots; ++i) {
+    v1::Slot slot;
+    slot.set_id(name + "-" + std::to_string(i));
+    slot.set_kind(kind);
+    node.slots.push_back({slot, i < busy});
+  }
+  return node;
+}
+NodeSlots Gpus(const std::string& name, int slots, int busy = 0, bool connected = true) { return MakeNode(name, v1::Slot::CUDA, slots, busy, connected); }
+NodeSlots Cpus(const std::string& name, int slots, int busy = 0, bool connected = true) { return MakeNode(name, v1::Slot::CPU, slots, busy, connected); }
+QueuedJob Ask(int ranks, const std::string& device = "auto") { return {1, ranks, device, 0}; }
+
+TEST(Scheduler, AutoTakesGpusWhereThereAre) {
+  EXPECT_EQ(Scheduler({Cpus("a", 4)}).KindFor("auto"), v1::Slot::CPU);
+  EXPECT_EQ(Scheduler({Cpus("a", 4), Gpus("b", 1)}).KindFor("auto"), v1::Slot::CUDA);
+  EXPECT_EQ(Scheduler({Cpus("a", 4), Gpus("b", 1, 0, false)}).KindFor("auto"), v1::Slot::CPU);
+  EXPECT_EQ(Scheduler({Gpus("b", 1)}).KindFor("cpu"), v1::Slot::CPU);
+}
+
+TEST(Scheduler, PrefersOneNodeAndTheOneWithLeastLeftOver) {
+  Scheduler scheduler({Gpus("big", 8), Gpus("small", 4), Gpus("tiny", 2)});
+  const auto decision = scheduler.Consider(Ask(4));
+  ASSERT_EQ(decision.verdict, Verdict::kPlaced);
+  for (int r = 0; r < 4; ++r) {
+    EXPECT_EQ(decision.places[r].node, "small");
+    EXPECT_EQ(decision.places[r].local_rank, r);
+    EXPECT_EQ(decision.places[r].local_world_size, 4);
+  }
+}
+
+TEST(Scheduler, SpansNodesOnlyIfNeededAndOnlyOnGpus) {
+  const auto decision = Scheduler({Gpus("a", 2), Gpus("b", 4)}).Consider(Ask(5));
+  ASSERT_EQ(decision.verdict, Verdict::kPlaced);
+  EXPECT_EQ(decision.places[3].node, "b");
+  EXPECT_EQ(decision.places[4].node, "a");
+  EXPECT_EQ(decision.places[4].local_rank, 0);
+  EXPECT_EQ(decision.places[4].local_world_size, 1);
+  EXPECT_EQ(decision.places[0].local_world_size, 4);
+
+  const auto cpu = Scheduler({Cpus("a", 2), Cpus("b", 4)}).Consider(Ask(5));
+  EXPECT_EQ(cpu.verdict, Verdict::kStepsAside);
+  EXPECT_THAT(cpu.why, HasSubstr("on one node"));
+}
+
+TEST(Scheduler, SaysWhyItWaits) {
+  EXPECT_THAT(Scheduler({}).Consider(Ask(1)).why, HasSubstr("none has connected"));
+  const auto busy = Scheduler({Gpus("a", 4, 3)}).Consider(Ask(2));
+  EXPECT_EQ(busy.verdict, Verdict::kWaits);
+  EXPECT_THAT(busy.why, testing::AllOf(HasSubstr("wants 2 GPU slots"), HasSubstr("free are 1 of 4")));
+  const auto large = Scheduler({Gpus("a", 4)}).Consider(Ask(16));
+  EXPECT_EQ(large.verdict, Verdict::kStepsAside);
+  EXPECT_THAT(large.why, testing::AllOf(HasSubstr("wants 16 GPU slots"), HasSubstr("together have 4")));
+  QueuedJob retry = Ask(1);
+  retry.retry_in_ms = 1500;
+  const auto later = Scheduler({Gpus("a", 4)}).Consider(retry);
+  EXPECT_EQ(later.verdict, Verdict::kWaits);   // it keeps its place: nothing behind it may start
+  EXPECT_THAT(later.why, HasSubstr("2 s"));
+}
+
+TEST(Scheduler, NothingIsPlacedOnADisconnectedNode) {
+  EXPECT_EQ(Scheduler({Gpus("a", 4, 0, false)}).Consider({1, 1, "cuda", 0}).verdict, Verdict::kWaits);
+}
+
+// Random clusters and queues, against the promises themselves.
+TEST(Scheduler, Properties) {
+  std::mt19937 random(20261130);
+  const auto pick = [&](int low, int high) { return std::uniform_int_distribution<int>(low, high)(random); };
+  for (int round = 0; round < 3000; ++round) {
+    std::vector<NodeSlots> nodes;
+    std::map<std::string, bool> usable;   // slot id -> free and connected
+    std::map<std::string, std::string> node_of;
+    const int n = pick(0, 5);
+    for (int i = 0; i < n; ++i) {
+      const int slots = pick(0, 8);
+      nodes.push_back(MakeNode("n" + std::to_string(i), pick(0, 1) ? v1::Slot::CUDA : v1::Slot::CPU, slots, pick(0, slots), pick(0, 4) > 0));
+      for (const auto& use : nodes.back().slots) {
+        usable[use.slot.id()] = !use.busy && nodes.back().connected;
+        node_of[use.slot.id()] = nodes.back().name;
+      }
+    }
+    Scheduler scheduler(nodes);
+    std::set<std::string> taken;
+    bool blocked = false;
+    for (int j = 0; j < 12 && !blocked; ++j) {
+      QueuedJob job{static_cast<uint64_t>(j), pick(1, 10), std::vector<std::string>{"auto", "cpu", "cuda"}[pick(0, 2)], 0};
+      const v1::Slot::Kind kind = scheduler.KindFor(job.device);
+      std::map<std::string, int> free_by_node;
+      int free = 0, most = 0;
+      for (const auto& node : nodes) {
+        for (const auto& use : node.slots) {
+          if (use.slot.kind() != kind || !usable[use.slot.id()] || taken.count(use.slot.id())) continue;
+          ++free;
+          most = std::max(most, ++free_by_node[node.name]);
+        }
+      }
+      const bool fits = kind == v1::Slot::CPU ? most >= job.ranks : free >= job.ranks;
+      const auto decision = scheduler.Consider(job);
+      ASSERT_EQ(decision.verdict == Verdict::kPlaced, fits) << decision.why;
+      blocked = decision.verdict == Verdict::kWaits;
+      if (!fits) {
+        EXPECT_FALSE(decision.why.empty());
+        EXPECT_TRUE(decision.places.empty());
+        continue;
+      }
+      ASSERT_EQ(decision.places.size(), static_cast<size_t>(job.ranks));   // all or nothing
+      std::map<std::string, std::set<int>> local;
+      for (const Place& place : decision.places) {
+        ASSERT_TRUE(usable.at(place.slot.id()));
+        ASSERT_EQ(place.slot.kind(), kind);
+        ASSERT_EQ(node_of.at(place.slot.id()), place.node);
+        ASSERT_TRUE(taken.insert(place.slot.id()).second) << "given twice";
+        ASSERT_TRUE(local[place.node].insert(place.local_rank).second);
+      }
+      if (most >= job.ranks) {
+        EXPECT_EQ(local.size(), 1u);
+      }
+      for (const Place& place : decision.places) EXPECT_EQ(place.local_world_size, static_cast<int>(local[place.node].size()));
+    }
+  }
+}
+
+}  // namespace
+}  // namespace hierad
