@@ -10,6 +10,7 @@
 #include "base/fs.h"
 #include "base/job_keys.h"
 #include "base/job_validate.h"
+#include "base/random.h"
 #include "base/status.h"
 
 namespace hierad {
@@ -341,6 +342,46 @@ TEST(JobYaml, TheReferenceIsALegalJobWithEveryKey) {
   FillDefaults(&spec);
   EXPECT_TRUE(MessageDifferencer::Equals(spec, defaults));
   EXPECT_EQ(ValidateJob(spec), std::vector<std::string>{});
+}
+
+// Mutations of a legal job: each is refused with lines, or read and then written back the same.
+TEST(JobYaml, DamagedFilesAreRefusedOrRead) {
+  const std::string reference = ReferenceYaml();
+  static constexpr char kBytes[] = "\n\t :#-[]{}&*!|>'\"%@`,?<\\0e.~\x01\x04\xff\xc3";
+  int read = 0;
+  for (uint64_t i = 0; i < 1000; ++i) {
+    const RandomStream random{1, Draw::kSynthetic, 0, i};
+    std::string text = reference;
+    const uint32_t changes = 1 + random.Word(0) % 4;
+    for (uint32_t c = 0; c < changes; ++c) {
+      const size_t at = random.Word(4 * c + 1) % text.size();
+      const size_t size = std::min<size_t>(random.Word(4 * c + 2) % 40, text.size() - at);
+      const char byte = kBytes[random.Word(4 * c + 3) % (sizeof kBytes - 1)];
+      switch (random.Word(4 * c + 4) % 4) {
+        case 0: text[at] = byte; break;
+        case 1: text.insert(at, 1 + size % 3, byte); break;
+        case 2: text.erase(at, size); break;
+        default: text.insert(random.Word(4 * c + 5) % text.size(), text.substr(at, size)); break;
+      }
+    }
+    const auto spec = ParseJobYaml(text, {});
+    if (!spec.ok()) {
+      for (const std::string& line : Split(std::string(spec.status().message()), '\n')) {
+        ASSERT_TRUE(line.rfind("job.yaml:", 0) == 0 || line.rfind("and ", 0) == 0) << line;
+        ASSERT_TRUE(IsUtf8(line)) << i;
+      }
+      continue;
+    }
+    ++read;
+    const auto again = ParseJobYaml(ToJobYaml(*spec), {});
+    ASSERT_TRUE(again.ok()) << again.status() << "\n" << ToJobYaml(*spec);
+    ASSERT_TRUE(MessageDifferencer::Equals(*spec, *again)) << text;
+    v1::JobSpec filled = *spec;
+    FillDefaults(&filled);
+    ValidateJob(filled);
+  }
+  EXPECT_GT(read, 30) << "comments are mutated too, so many stay legal";
+  EXPECT_LT(read, 970);
 }
 
 }  // namespace

@@ -7,6 +7,11 @@
 #include <unistd.h>
 #include <vector>
 
+#if defined(__x86_64__)
+#include <cpuid.h>
+#include <immintrin.h>
+#endif
+
 #include "base/fs.h"
 
 namespace hierad {
@@ -27,6 +32,46 @@ uint32_t BigEndian32(const uint8_t* p) {
   return uint32_t{p[0]} << 24 | uint32_t{p[1]} << 16 | uint32_t{p[2]} << 8 | uint32_t{p[3]};
 }
 
+#if defined(__x86_64__)
+
+bool HasShaInstructions() {
+  unsigned a = 0, b = 0, c = 0, d = 0;
+  const bool sha = __get_cpuid_count(7, 0, &a, &b, &c, &d) != 0 && (b >> 29 & 1) != 0;
+  return sha && __get_cpuid(1, &a, &b, &c, &d) != 0 && (c >> 19 & 1) != 0;   // SSE4.1 for the shuffles
+}
+
+// The processor's own rounds, about six times as fast: a checkpoint is gigabytes. They want the state as
+// (a, b, e, f) and (c, d, g, h), highest first, and take four rounds' words at a time.
+__attribute__((target("sha,sse4.1"))) void ShaInstructionBlock(uint32_t* state, const uint8_t* block) {
+  const __m128i big_endian = _mm_set_epi64x(0x0c0d0e0f08090a0bLL, 0x0405060700010203LL);
+  auto* words = reinterpret_cast<__m128i*>(state);
+  const __m128i badc = _mm_shuffle_epi32(_mm_loadu_si128(words), 0xB1);
+  const __m128i hgfe = _mm_shuffle_epi32(_mm_loadu_si128(words + 1), 0x1B);
+  const __m128i abef0 = _mm_alignr_epi8(badc, hgfe, 8), cdgh0 = _mm_blend_epi16(hgfe, badc, 0xF0);
+  __m128i abef = abef0, cdgh = cdgh0, w[4];
+  for (int group = 0; group < 16; ++group) {
+    __m128i& now = w[group % 4];
+    if (group < 4) {
+      now = _mm_shuffle_epi8(_mm_loadu_si128(reinterpret_cast<const __m128i*>(block) + group), big_endian);
+    } else {
+      const __m128i last = w[(group + 3) % 4], before = w[(group + 2) % 4];
+      now = _mm_add_epi32(_mm_sha256msg1_epu32(now, w[(group + 1) % 4]), _mm_alignr_epi8(last, before, 4));
+      now = _mm_sha256msg2_epu32(now, last);
+    }
+    const __m128i k = _mm_loadu_si128(reinterpret_cast<const __m128i*>(kRound) + group);
+    const __m128i sum = _mm_add_epi32(now, k);
+    cdgh = _mm_sha256rnds2_epu32(cdgh, abef, sum);
+    abef = _mm_sha256rnds2_epu32(abef, cdgh, _mm_shuffle_epi32(sum, 0x0E));
+  }
+  abef = _mm_add_epi32(abef, abef0);
+  cdgh = _mm_add_epi32(cdgh, cdgh0);
+  const __m128i feba = _mm_shuffle_epi32(abef, 0x1B), dchg = _mm_shuffle_epi32(cdgh, 0xB1);
+  _mm_storeu_si128(words, _mm_blend_epi16(feba, dchg, 0xF0));
+  _mm_storeu_si128(words + 1, _mm_alignr_epi8(dchg, feba, 8));
+}
+
+#endif
+
 }  // namespace
 
 // First 32 bits of the fractional parts of the square roots of the first 8 primes.
@@ -34,6 +79,14 @@ Sha256::Sha256()
     : state_{0x6a09e667, 0xbb67ae85, 0x3c6ef372, 0xa54ff53a, 0x510e527f, 0x9b05688c, 0x1f83d9ab, 0x5be0cd19} {}
 
 void Sha256::Block(const uint8_t* block) {
+#if defined(__x86_64__)
+  static const bool fast = HasShaInstructions();
+  if (fast) return ShaInstructionBlock(state_.data(), block);
+#endif
+  PlainBlock(block);
+}
+
+void Sha256::PlainBlock(const uint8_t* block) {
   uint32_t w[64];
   for (int i = 0; i < 16; ++i) w[i] = BigEndian32(block + 4 * i);
   for (int i = 16; i < 64; ++i) {

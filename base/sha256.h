@@ -18,7 +18,9 @@ class Sha256 {
   std::string HexDigest();   // lower case; ends the computation
 
  private:
-  void Block(const uint8_t* block);
+  friend class Sha256Test;
+  void Block(const uint8_t* block);        // with the processor's SHA instructions where it has them
+  void PlainBlock(const uint8_t* block);
   std::array<uint32_t, 8> state_;
   std::array<uint8_t, 64> buffer_;
   uint64_t size_ = 0;

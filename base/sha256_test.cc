@@ -7,6 +7,33 @@
 #include "base/fs.h"
 
 namespace hierad {
+
+class Sha256Test : public testing::Test {
+ protected:
+  static std::array<uint32_t, 8> Plain(const std::array<uint8_t, 64>& block) {
+    Sha256 hash;
+    hash.PlainBlock(block.data());
+    return hash.state_;
+  }
+  static std::array<uint32_t, 8> Dispatched(const std::array<uint8_t, 64>& block) {
+    Sha256 hash;
+    hash.Block(block.data());
+    return hash.state_;
+  }
+};
+
+// On a processor with SHA instructions these are two implementations; on others the same one twice.
+TEST_F(Sha256Test, BothImplementationsAgree) {
+  std::array<uint8_t, 64> block{};
+  for (int i = 0; i < 200; ++i) {
+    for (size_t k = 0; k < block.size(); ++k) block[k] = uint8_t(block[k] * 5 + k + i);
+    ASSERT_EQ(Plain(block), Dispatched(block));
+  }
+  block = {'a', 'b', 'c', 0x80};
+  block[63] = 24;
+  EXPECT_EQ(Plain(block)[0], 0xba7816bfu) << "\"abc\", by FIPS 180-4";
+}
+
 namespace {
 
 TEST(Sha256, PublishedVectors) {
