@@ -68,7 +68,7 @@ absl::StatusOr<nlohmann::json> Bench(const Arguments& arguments) {
   const std::unique_ptr<Communicator> communicator = MakeSelfCommunicator();
   const bool cuda = arguments.device == "cuda" || (arguments.device == "auto" && CudaDeviceCount() > 0);
   ASSIGN_OR_RETURN(const std::unique_ptr<Step> step,
-                   MakeTorchStep({spec, cuda, arguments.threads}, geometry, table, communicator.get()));
+                   MakeStep({spec, cuda, arguments.threads}, geometry, table, communicator.get()));
   RETURN_IF_ERROR(step->Initialize());
   int64_t sample_size = geometry.spec.in_chans();
   for (int64_t size : geometry.input_size) sample_size *= size;
