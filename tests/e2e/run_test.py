@@ -75,6 +75,25 @@ class RunTest(cluster.ClusterTest):
         self.assertEqual(bad.returncode, 100, bad.stdout + bad.stderr)
         self.assertIn("/nonexistent/x.npy", bad.stdout + bad.stderr)
 
+    def test_watching_a_run_while_it_runs(self):
+        c = self.cluster
+        job_id = c.submit(steps=150, every=50)
+        watched = c.ctl("watch", job_id, "-o", "json")
+        self.assertEqual(watched.returncode, 0, watched.stderr)
+        messages = [json.loads(line) for line in watched.stdout.splitlines()]
+        self.assertEqual(messages[-1]["job"]["state"], "SUCCEEDED")
+        self.assertEqual([metric["step"] for message in messages for metric in message["metrics"]], list(range(1, 151)))
+        folder = messages[-1]["job"]["run_folder"]
+        self.assertEqual(len(c.metrics(folder)), 150)
+
+        other = c.submit(name="other", steps=60, every=60)
+        followed = c.ctl("logs", other, "--follow")
+        self.assertEqual(followed.returncode, 0, followed.stderr)
+        self.assertEqual(followed.stdout, cluster.read_text(os.path.join(c.run_folder(other), "rank-0.log")))
+        self.assertIn("completed 60 steps", followed.stdout)
+        tail = c.ctl("logs", other, "--tail", 2)
+        self.assertEqual(tail.stdout.splitlines(), followed.stdout.splitlines()[-2:])
+
     def test_same_seed_same_weights_other_seed_other_weights(self):
         c = self.cluster
         digests = []
