@@ -19,6 +19,7 @@ constexpr char kExitCodes[] =
 struct Flags {
   std::string format = "text";
   SubmitOptions submit, validate;
+  PlanCommandOptions plan;
   ListOptions list;
   WatchOptions watch;
   LogsOptions logs;
@@ -45,7 +46,8 @@ CLI::App* JobCommand(CLI::App& app, Flags* flags, const std::string& name, const
   return command;
 }
 
-void AddFile(CLI::App* command, SubmitOptions* options) {
+template <typename Options>   // with a file and overrides of it
+void AddFile(CLI::App* command, Options* options) {
   command->add_option("file", options->file, "job.yaml; - reads standard input")->required()->type_name("FILE");
   command->add_option("--set", options->set, "Over the file: section.key=value; null takes a key back to its default. May be repeated")
       ->type_name("KEY=VALUE")->allow_extra_args(false)->take_all();
@@ -60,6 +62,11 @@ void AddSubmission(CLI::App& app, Flags* f) {
   submit->add_option("--client-key", f->submit.client_key, "The same key makes the same job, never a second one; default: a random one")
       ->type_name("KEY");
   AddFile(Command(app, "validate", "Check a job file; needs no hierad, asks it if it is there"), &f->validate);
+  CLI::App* plan = Command(app, "plan", "What a job needs and costs: memory, work, the fastest possible step, the largest batch");
+  AddFile(plan, &f->plan);
+  plan->add_option("--card", f->plan.card, "The floor is this card's")->type_name("NAME")->capture_default_str();
+  plan->add_option("--memory", f->plan.memory_gib, "Memory that the largest batch must fit in; default: the card's")
+      ->type_name("GIB")->check(CLI::PositiveNumber);
 }
 
 void AddJobs(CLI::App& app, Flags* f) {
@@ -70,10 +77,10 @@ void AddJobs(CLI::App& app, Flags* f) {
   CLI::App* watch = JobCommand(app, f, "watch", "Watch a job until it has ended");
   watch->add_option("--every", f->watch.every_steps, "Where output is no terminal: a line every N steps; default: about every 2 s")
       ->type_name("N")->check(CLI::Range(int64_t{1}, int64_t{1000000000}));
-  watch->add_option("--timeout", f->watch.timeout_s, "Stop watching after so many seconds (exit code 101)")->type_name("S")->check(CLI::PositiveNumber);
+  watch->add_option("--timeout", f->watch.timeout_s, "Stop watching after so many seconds (exit code 101)")->type_name("S")->check(CLI::Range(0.001, 1e8));
   CLI::App* wait = Command(app, "wait", "Wait until jobs have ended; the exit code is the first that did not succeed");
   wait->add_option("ids", f->wait_ids, "The jobs' numbers")->required()->type_name("ID")->check(CheckId);
-  wait->add_option("--timeout", f->wait_timeout_s, "At most so many seconds (exit code 101)")->type_name("S")->check(CLI::PositiveNumber);
+  wait->add_option("--timeout", f->wait_timeout_s, "At most so many seconds (exit code 101)")->type_name("S")->check(CLI::Range(0.001, 1e8));
   CLI::App* logs = JobCommand(app, f, "logs", "What a rank printed");
   logs->add_option("--rank", f->logs.rank, "Of which rank")->type_name("N")->check(CLI::NonNegativeNumber)->capture_default_str();
   logs->add_flag("-f,--follow", f->logs.follow, "Go on until the job has ended");
@@ -86,6 +93,7 @@ void AddJobs(CLI::App& app, Flags* f) {
 int Dispatch(const std::string& name, const Flags& f, const Context& context) {
   if (name == "submit") return Submit(f.submit, context);
   if (name == "validate") return Validate(f.validate, context);
+  if (name == "plan") return PlanJob(f.plan, context);
   if (name == "list") return List(f.list, context);
   if (name == "describe") return Describe(f.id, context);
   if (name == "watch") return Watch(f.id, f.watch, context);

@@ -323,6 +323,17 @@ TEST_F(CommandTest, ValidateWorksWithoutHieradAndAsksItWhereItIs) {
   EXPECT_EQ(json()["problems"][0], "output.folder: not writable");
 }
 
+TEST_F(CommandTest, PlanNeedsNoHierad) {
+  EXPECT_EQ(Run({"plan", Path("job.yaml"), "--set", "step.batch_per_rank=8"}), kExitOk) << err();
+  EXPECT_THAT(out(), HasSubstr("Largest batch per rank in 139.0 GiB: "));
+  EXPECT_EQ(Run({"plan", Path("job.yaml"), "--memory", "4", "-o", "json"}), kExitOk) << err();
+  EXPECT_GT(json()["peak_device_bytes"], 0);
+  EXPECT_EQ(json()["memory_gib"], 4);
+  EXPECT_EQ(Run({"plan", Path("job.yaml"), "--card", "X9"}), kExitUsage);
+  EXPECT_THAT(err(), HasSubstr("known are H200"));
+  EXPECT_EQ(Run({"plan", Path("job.yaml"), "--set", "model.input_size=[225,224]"}), kExitUsage);
+}
+
 TEST_F(CommandTest, TheExitCodeIsTheJobsEnd) {
   Serve();
   control_.jobs = {MakeJob(1, v1::SUCCEEDED), MakeJob(2, v1::FAILED), MakeJob(3, v1::CANCELLED), MakeJob(4, v1::RUNNING)};

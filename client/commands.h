@@ -7,6 +7,7 @@
 
 #include "client/connection.h"
 #include "client/context.h"
+#include "client/job_file.h"
 
 namespace hierad {
 
@@ -21,6 +22,16 @@ struct SubmitOptions {
 };
 int Submit(const SubmitOptions& options, const Context& context);
 int Validate(const SubmitOptions& options, const Context& context);   // file and set
+int RefuseFile(const JobFile& file, const Context& context);          // says a file's problems
+
+// plan_command.cc: what a job needs and costs, by arithmetic alone; asks nobody.
+struct PlanCommandOptions {
+  std::string file;
+  std::vector<std::string> set;
+  std::string card = "H200";
+  double memory_gib = 0;             // 0: the card's
+};
+int PlanJob(const PlanCommandOptions& options, const Context& context);
 
 // jobs.cc
 struct ListOptions {

@@ -26,14 +26,6 @@ std::string RandomKey() {
   return key;
 }
 
-int RefuseFile(const JobFile& file, const Context& context) {
-  for (const std::string& problem : file.problems) *context.err << problem << "\n";
-  if (context.json) {
-    *context.out << JsonText({{"valid", false}, {"problems", file.problems}, {"warnings", Json::array()}});
-  }
-  return kExitUsage;
-}
-
 // Tries again with the same key while hierad cannot be reached: if the first try did arrive, this makes no second job.
 absl::StatusOr<v1::SubmitReply> SubmitWithPatience(Connection& connection, const v1::SubmitRequest& request,
                                                    const Context& context) {
@@ -50,6 +42,14 @@ absl::StatusOr<v1::SubmitReply> SubmitWithPatience(Connection& connection, const
 }
 
 }  // namespace
+
+int RefuseFile(const JobFile& file, const Context& context) {
+  for (const std::string& problem : file.problems) *context.err << problem << "\n";
+  if (context.json) {
+    *context.out << JsonText({{"valid", false}, {"problems", file.problems}, {"warnings", Json::array()}});
+  }
+  return kExitUsage;
+}
 
 int Submit(const SubmitOptions& options, const Context& context) {
   const JobFile file = ReadJobFile(options.file, options.set);

@@ -171,19 +171,19 @@ std::string PlanReport::Json() const {
 std::string PlanReport::Table() const {
   std::string text = absl::StrFormat("%.1f M parameters, batch %d x %d rank%s x %d, %s\n\n", double(parameters) / 1e6, batch_per_rank, ranks,
                                      ranks == 1 ? "" : "s", accumulation, precision);
-  absl::StrAppendFormat(&text, "%-10s %12s\n", "memory", "bytes");
+  absl::StrAppendFormat(&text, "%-12s %10s\n", "memory", "size");
   for (const ArenaSize& arena : arena_bytes) {
-    if (arena.bytes > 0) absl::StrAppendFormat(&text, "%-10s %12s\n", arena.name, Amount(double(arena.bytes), kGib, "GiB"));
+    if (arena.bytes > 0) absl::StrAppendFormat(&text, "%-12s %10s\n", arena.name, Amount(double(arena.bytes), kGib, "GiB"));
   }
-  absl::StrAppendFormat(&text, "%-10s %12s\n\n", "in all", Amount(double(peak_device_bytes), kGib, "GiB"));
+  absl::StrAppendFormat(&text, "%-12s %10s\n\n", "in all", Amount(double(peak_device_bytes), kGib, "GiB"));
   absl::StrAppendFormat(&text, "%-10s %8s %12s %12s %10s\n", "part", "kernels", "TFLOP", "GB", "floor ms");
   auto row = [&](const std::string& name, int64_t kernels, double flops, double bytes, double ms) {
     absl::StrAppendFormat(&text, "%-10s %8d %12.3f %12.3f %10.3f\n", name, kernels, flops / 1e12, bytes / 1e9, ms);
   };
   for (const PartCost& part : parts) row(part.part, part.kernels, part.flops, part.bytes, part.floor_ms);
   row("step", kernels_per_step, flops_per_step, bytes_per_step, floor_ms);
-  absl::StrAppendFormat(&text, "\nThe floor is an %s's: each operation at the card's best FLOP or byte rate.\n", card);
-  if (ranks > 1) absl::StrAppendFormat(&text, "All-reduce: %s a rank and step in %d buckets.\n", Amount(double(communication_bytes), 1e6, "MB"), buckets);
+  absl::StrAppendFormat(&text, "\nFloor on %s: these operations one after the other, each at the card's best FLOP or byte rate.\n", card);
+  if (ranks > 1) absl::StrAppendFormat(&text, "All-reduce: %s a rank and step in %d bucket%s.\n", Amount(double(communication_bytes), 1e6, "MB"), buckets, buckets == 1 ? "" : "s");
   if (steps_per_epoch > 0) absl::StrAppendFormat(&text, "An epoch has %d steps: at least %.1f s.\n", steps_per_epoch, epoch_floor_s);
   absl::StrAppendFormat(&text, "Largest batch per rank in %.1f GiB: %d.\n", memory_gib, largest_batch);
   if (!exact) absl::StrAppendFormat(&text, "Planned for step.mode fused; mode %s takes more memory than this.\n", step_mode);

@@ -1,0 +1,17 @@
+#include "base/plan/plan_report.h"
+#include "client/commands.h"
+#include "client/job_file.h"
+#include "client/job_json.h"
+
+namespace hierad {
+
+int PlanJob(const PlanCommandOptions& options, const Context& context) {
+  const JobFile file = ReadJobFile(options.file, options.set);
+  if (!file.problems.empty()) return RefuseFile(file, context);
+  const auto report = ReportPlan(file.spec, {.card = options.card, .memory_gib = options.memory_gib});
+  if (!report.ok()) return Fail(report.status(), context);
+  *context.out << (context.json ? report->Json() : report->Table());
+  return kExitOk;
+}
+
+}  // namespace hierad
