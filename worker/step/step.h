@@ -44,6 +44,7 @@ struct StepOptions {
   v1::JobSpec spec;          // defaults filled in, mode and device resolved
   bool cuda = false;         // device 0 of the process
   int threads = 1;           // compute threads (CPU)
+  bool tune = false;         // fused on a GPU: time the candidates of every matrix product and keep the fastest
 };
 
 // One thread uses a step.
@@ -81,6 +82,9 @@ absl::StatusOr<std::unique_ptr<Step>> MakeTorchStep(const StepOptions& options, 
                                                     const ParameterTable& table, Communicator* communicator);
 // fused, over plain kernels; for CI and small shapes.
 absl::StatusOr<std::unique_ptr<Step>> MakeFusedCpuStep(const StepOptions& options, const ParameterTable& table,
+                                                       Communicator* communicator);
+// fused, recorded in CUDA graphs; FailedPrecondition in builds without CUDA.
+absl::StatusOr<std::unique_ptr<Step>> MakeFusedGpuStep(const StepOptions& options, const ParameterTable& table,
                                                        Communicator* communicator);
 
 }  // namespace hierad

@@ -1,0 +1,142 @@
+// Fusion heads' rows, and the decoder's input: visible tokens and mask tokens in spatial order, with their position.
+#include "worker/kernels/device.cuh"
+#include "worker/kernels/kernels.h"
+
+namespace hierad::kernels {
+namespace {
+
+template <typename To>
+__global__ void Gather(FusionShape s, const float* x, const int32_t* order, To* rows) {
+  const int64_t size = int64_t(s.batch) * s.kept * s.finals * s.dim * s.taps;
+  HIERAD_GRID_LOOP(i, size) {
+    const int p = int(i % s.taps), c = int(i / s.taps % s.dim);
+    const int64_t row = i / s.taps / s.dim;
+    const int f = int(row % s.finals), j = int(row / s.finals % s.kept);
+    const int64_t b = row / s.finals / s.kept;
+    const int64_t token = int64_t(order[f * s.taps + p]) * s.kept + j;
+    rows[i] = FromFloat<To>(x[(b * s.finals * s.taps * s.kept + token) * s.dim + c]);
+  }
+}
+
+template <typename From>
+__global__ void Scatter(FusionShape s, const From* drows, const int32_t* order, float* dx, bool accumulate) {
+  const int64_t size = int64_t(s.batch) * s.kept * s.finals * s.dim * s.taps;
+  HIERAD_GRID_LOOP(i, size) {   // (b, j, f, p, c): neighbours write neighbours
+    const int c = int(i % s.dim), p = int(i / s.dim % s.taps);
+    const int64_t row = i / s.dim / s.taps;
+    const int f = int(row % s.finals), j = int(row / s.finals % s.kept);
+    const int64_t b = row / s.finals / s.kept;
+    const int64_t token = int64_t(order[f * s.taps + p]) * s.kept + j;
+    const int64_t to = (b * s.finals * s.taps * s.kept + token) * s.dim + c;
+    const float v = ToFloat(drows[(row * s.dim + c) * s.taps + p]);
+    dx[to] = accumulate ? dx[to] + v : v;
+  }
+}
+
+// Place of `unit` among the kept ones of a sample; -1: removed.
+__device__ inline int KeptPlace(const uint8_t* mask, int unit) {
+  if (!mask[unit]) return -1;
+  int j = 0;
+  for (int u = 0; u < unit; ++u) j += mask[u];
+  return j;
+}
+
+// A block a mask unit of a sample.
+template <typename T>
+__global__ void Assemble(DecoderShape s, const T* y, const float* mask_token, const float* position, const uint8_t* keep_mask,
+                         const int32_t* order, float* x) {
+  const int unit = blockIdx.x % s.mask_units;
+  const int64_t b = blockIdx.x / s.mask_units;
+  const int j = KeptPlace(keep_mask + b * s.mask_units, unit);
+  for (int i = threadIdx.x; i < s.finals * s.dim; i += blockDim.x) {
+    const int f = i / s.dim, c = i % s.dim, token = order[unit * s.finals + f];
+    const float v = j < 0 ? mask_token[c] : ToFloat(y[((b * s.kept + j) * s.finals + f) * s.dim + c]);
+    x[(b * s.mask_units * s.finals + token) * s.dim + c] = v + position[int64_t(token) * s.dim + c];
+  }
+}
+
+template <typename T>
+__global__ void TakeVisible(DecoderShape s, const float* dx, const uint8_t* keep_mask, const int32_t* order, T* dy) {
+  const int unit = blockIdx.x % s.mask_units;
+  const int64_t b = blockIdx.x / s.mask_units;
+  const int j = KeptPlace(keep_mask + b * s.mask_units, unit);
+  if (j < 0) return;
+  for (int i = threadIdx.x; i < s.finals * s.dim; i += blockDim.x) {
+    const int f = i / s.dim, c = i % s.dim;
+    dy[((b * s.kept + j) * s.finals + f) * s.dim + c] =
+        FromFloat<T>(dx[(b * s.mask_units * s.finals + order[unit * s.finals + f]) * s.dim + c]);
+  }
+}
+
+// Samples in order.
+__global__ void PositionGradient(const float* dx, float* dposition, int batch, int64_t size, bool accumulate) {
+  HIERAD_GRID_LOOP(i, size) {
+    float sum = accumulate ? dposition[i] : 0.0f;
+    for (int b = 0; b < batch; ++b) sum += dx[b * size + i];
+    dposition[i] = sum;
+  }
+}
+
+// Part p of kReduceParts takes its share of (sample, unit) pairs, removed ones only.
+__global__ void MaskTokenGradient(DecoderShape s, const float* dx, const uint8_t* keep_mask, const int32_t* order, float* scratch) {
+  const int64_t pairs = int64_t(s.batch) * s.mask_units, chunk = (pairs + kReduceParts - 1) / kReduceParts;
+  const int64_t first = blockIdx.y * chunk, end = min(first + chunk, pairs);
+  const int c = blockIdx.x * blockDim.x + threadIdx.x;
+  if (c >= s.dim) return;
+  float sum = 0;
+  for (int64_t i = first; i < end; ++i) {
+    if (keep_mask[i]) continue;
+    const int64_t b = i / s.mask_units, unit = i % s.mask_units;
+    for (int f = 0; f < s.finals; ++f) sum += dx[(b * s.mask_units * s.finals + order[unit * s.finals + f]) * s.dim + c];
+  }
+  scratch[blockIdx.y * int64_t(s.dim) + c] = sum;
+}
+
+}  // namespace
+
+template <typename To>
+cudaError_t FusionGather(const FusionShape& s, const float* x, const int32_t* order, To* rows, cudaStream_t stream) {
+  Gather<To><<<Blocks(int64_t(s.batch) * s.kept * s.finals * s.dim * s.taps, 256), 256, 0, stream>>>(s, x, order, rows);
+  return cudaGetLastError();
+}
+
+template <typename From>
+cudaError_t FusionGatherBackward(const FusionShape& s, const From* drows, const int32_t* order, float* dx, bool accumulate,
+                                 cudaStream_t stream) {
+  Scatter<From><<<Blocks(int64_t(s.batch) * s.kept * s.finals * s.dim * s.taps, 256), 256, 0, stream>>>(s, drows, order, dx, accumulate);
+  return cudaGetLastError();
+}
+
+template <typename T>
+cudaError_t DecoderAssemble(const DecoderShape& s, const T* y, const float* mask_token, const float* position, const uint8_t* keep_mask,
+                            const int32_t* order, float* x, cudaStream_t stream) {
+  Assemble<T><<<unsigned(s.batch * s.mask_units), 256, 0, stream>>>(s, y, mask_token, position, keep_mask, order, x);
+  return cudaGetLastError();
+}
+
+template <typename T>
+cudaError_t DecoderAssembleBackward(const DecoderShape& s, const float* dx, const uint8_t* keep_mask, const int32_t* order, T* dy,
+                                    float* dmask_token, float* dposition, float* scratch, bool accumulate, cudaStream_t stream) {
+  TakeVisible<T><<<unsigned(s.batch * s.mask_units), 256, 0, stream>>>(s, dx, keep_mask, order, dy);
+  const int64_t size = int64_t(s.mask_units) * s.finals * s.dim;
+  PositionGradient<<<Blocks(size, 128), 128, 0, stream>>>(dx, dposition, s.batch, size, accumulate);
+  MaskTokenGradient<<<dim3(unsigned((s.dim + 127) / 128), unsigned(kReduceParts)), 128, 0, stream>>>(s, dx, keep_mask, order, scratch);
+  if (cudaError_t e = cudaGetLastError(); e != cudaSuccess) return e;
+  return SumParts(scratch, dmask_token, s.dim, accumulate, stream);
+}
+
+template cudaError_t FusionGather<bf16>(const FusionShape&, const float*, const int32_t*, bf16*, cudaStream_t);
+template cudaError_t FusionGather<float>(const FusionShape&, const float*, const int32_t*, float*, cudaStream_t);
+template cudaError_t FusionGatherBackward<bf16>(const FusionShape&, const bf16*, const int32_t*, float*, bool, cudaStream_t);
+template cudaError_t FusionGatherBackward<float>(const FusionShape&, const float*, const int32_t*, float*, bool, cudaStream_t);
+
+#define HIERAD_INSTANTIATE(T)                                                                                                         \
+  template cudaError_t DecoderAssemble<T>(const DecoderShape&, const T*, const float*, const float*, const uint8_t*, const int32_t*,  \
+                                          float*, cudaStream_t);                                                                      \
+  template cudaError_t DecoderAssembleBackward<T>(const DecoderShape&, const float*, const uint8_t*, const int32_t*, T*, float*,      \
+                                                  float*, float*, bool, cudaStream_t);
+HIERAD_INSTANTIATE(bf16)
+HIERAD_INSTANTIATE(float)
+#undef HIERAD_INSTANTIATE
+
+}  // namespace hierad::kernels

@@ -1,0 +1,61 @@
+// What the elementwise and row kernels share: conversions, four values at a time, sums over a warp and a block in a fixed
+// order, launch sizes. T: bf16 or float (the compute type); statistics, residual stream and parameter gradients are float.
+#pragma once
+
+#include <cuda_bf16.h>
+#include <cuda_runtime.h>
+
+#include <algorithm>
+#include <cstdint>
+
+namespace hierad::kernels {
+
+using bf16 = __nv_bfloat16;
+
+__device__ inline float ToFloat(float v) { return v; }
+__device__ inline float ToFloat(bf16 v) { return __bfloat162float(v); }
+template <typename T> __device__ inline T FromFloat(float v);
+template <> __device__ inline float FromFloat<float>(float v) { return v; }
+template <> __device__ inline bf16 FromFloat<bf16>(float v) { return __float2bfloat16(v); }
+
+__device__ inline float4 Load4(const float* p) { return *reinterpret_cast<const float4*>(p); }
+__device__ inline float4 Load4(const bf16* p) {
+  const uint2 v = *reinterpret_cast<const uint2*>(p);
+  const float2 a = __bfloat1622float2(*reinterpret_cast<const __nv_bfloat162*>(&v.x));
+  const float2 b = __bfloat1622float2(*reinterpret_cast<const __nv_bfloat162*>(&v.y));
+  return make_float4(a.x, a.y, b.x, b.y);
+}
+__device__ inline void Store4(float* p, float4 v) { *reinterpret_cast<float4*>(p) = v; }
+__device__ inline void Store4(bf16* p, float4 v) {
+  const __nv_bfloat162 a = __floats2bfloat162_rn(v.x, v.y), b = __floats2bfloat162_rn(v.z, v.w);
+  *reinterpret_cast<uint2*>(p) = make_uint2(*reinterpret_cast<const unsigned*>(&a), *reinterpret_cast<const unsigned*>(&b));
+}
+
+template <typename V>
+__device__ inline V WarpSum(V v) {
+#pragma unroll
+  for (int m = 16; m > 0; m >>= 1) v += __shfl_xor_sync(~0u, v, m);
+  return v;
+}
+
+// Sum over the block, the same on every thread. `shared`: 32 values; may be used again at once.
+template <typename V>
+__device__ inline V BlockSum(V v, V* shared) {
+  v = WarpSum(v);
+  __syncthreads();
+  if ((threadIdx.x & 31) == 0) shared[threadIdx.x >> 5] = v;
+  __syncthreads();
+  V total = 0;
+  for (unsigned w = 0; w < (blockDim.x + 31) / 32; ++w) total += shared[w];
+  return total;
+}
+
+// Blocks for a loop with a stride of the whole grid.
+inline unsigned Blocks(int64_t items, int per_block) {
+  return unsigned(std::max<int64_t>(1, std::min<int64_t>((items + per_block - 1) / per_block, 132 * 32)));
+}
+
+#define HIERAD_GRID_LOOP(i, n) \
+  for (int64_t i = blockIdx.x * int64_t(blockDim.x) + threadIdx.x; i < (n); i += int64_t(gridDim.x) * blockDim.x)
+
+}  // namespace hierad::kernels

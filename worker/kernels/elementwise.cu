@@ -1,0 +1,189 @@
+// GELU in its exact (erf) form, the residual stream with drop path, pooling of the shortcut, conversion of type.
+#include "base/random.h"
+#include "worker/kernels/device.cuh"
+#include "worker/kernels/kernels.h"
+
+namespace hierad::kernels {
+namespace {
+
+constexpr float kRootHalf = 0.70710678118654752f, kDensity = 0.39894228040143268f;
+
+template <typename T>
+__global__ void GeluForward(const T* h, T* g, int64_t size) {
+  HIERAD_GRID_LOOP(i, size / 4) {
+    float4 v = Load4(h + i * 4);
+    float* e = reinterpret_cast<float*>(&v);
+#pragma unroll
+    for (int k = 0; k < 4; ++k) e[k] *= 0.5f * (1.0f + erff(e[k] * kRootHalf));
+    Store4(g + i * 4, v);
+  }
+  if (blockIdx.x == 0 && threadIdx.x < size % 4) {
+    const int64_t i = size / 4 * 4 + threadIdx.x;
+    const float x = ToFloat(h[i]);
+    g[i] = FromFloat<T>(x * (0.5f * (1.0f + erff(x * kRootHalf))));
+  }
+}
+
+__device__ inline void GeluGradient(float x, float dg, float* dh, float* g) {
+  const float half = 0.5f * (1.0f + erff(x * kRootHalf));
+  *dh = dg * (half + x * kDensity * __expf(-0.5f * x * x));
+  *g = x * half;
+}
+
+template <typename T>
+__global__ void GeluBackwardKernel(const T* h, const T* dg, T* dh, T* g, int64_t size) {
+  HIERAD_GRID_LOOP(i, size / 4) {
+    const float4 x = Load4(h + i * 4), d = Load4(dg + i * 4);
+    float4 out, again;
+    GeluGradient(x.x, d.x, &out.x, &again.x);
+    GeluGradient(x.y, d.y, &out.y, &again.y);
+    GeluGradient(x.z, d.z, &out.z, &again.z);
+    GeluGradient(x.w, d.w, &out.w, &again.w);
+    Store4(dh + i * 4, out);
+    Store4(g + i * 4, again);
+  }
+  if (blockIdx.x == 0 && threadIdx.x < size % 4) {
+    const int64_t i = size / 4 * 4 + threadIdx.x;
+    float out, again;
+    GeluGradient(ToFloat(h[i]), ToFloat(dg[i]), &out, &again);
+    dh[i] = FromFloat<T>(out), g[i] = FromFloat<T>(again);
+  }
+}
+
+// 0 or 1 / (1 - rate); 1 without drop path.
+__device__ inline float Factor(const StepScalars* s, const int64_t* visit_ids, int64_t b, const DropPath& drop) {
+  if (drop.rate <= 0 || s->train == 0) return 1.0f;
+  const RandomStream stream{s->seed, Draw::kDropPath, s->epoch, uint64_t(visit_ids[b])};
+  return stream.Uniform(2 * drop.block + drop.which) < drop.rate ? 0.0f : float(1 / (1 - drop.rate));
+}
+
+template <typename T, int kWidth>
+__global__ void AddBranch(const StepScalars* s, const int64_t* visit_ids, DropPath drop, const float* base, const T* y, float* out,
+                          int64_t batch, int64_t sample_size) {
+  HIERAD_GRID_LOOP(i, batch * sample_size / kWidth) {
+    const float f = Factor(s, visit_ids, i * kWidth / sample_size, drop);
+    if constexpr (kWidth == 4) {
+      const float4 a = Load4(base + i * 4), v = Load4(y + i * 4);
+      Store4(out + i * 4, f == 0 ? a : make_float4(a.x + f * v.x, a.y + f * v.y, a.z + f * v.z, a.w + f * v.w));
+    } else {
+      out[i] = f == 0 ? base[i] : base[i] + f * ToFloat(y[i]);
+    }
+  }
+}
+
+template <typename T, int kWidth>
+__global__ void ScaleBranch(const StepScalars* s, const int64_t* visit_ids, DropPath drop, const float* dout, T* dy, int64_t batch,
+                            int64_t sample_size) {
+  HIERAD_GRID_LOOP(i, batch * sample_size / kWidth) {
+    const float f = Factor(s, visit_ids, i * kWidth / sample_size, drop);
+    if constexpr (kWidth == 4) {
+      const float4 v = Load4(dout + i * 4);
+      Store4(dy + i * 4, f == 0 ? make_float4(0, 0, 0, 0) : make_float4(v.x * f, v.y * f, v.z * f, v.w * f));
+    } else {
+      dy[i] = FromFloat<T>(f == 0 ? 0.0f : f * dout[i]);
+    }
+  }
+}
+
+template <typename T>
+__global__ void Pool(const T* y, float* base, uint8_t* argmax, int64_t batch, int64_t sample_out, int q_stride) {
+  HIERAD_GRID_LOOP(i, batch * sample_out) {
+    const int64_t b = i / sample_out, at = i % sample_out;
+    const T* from = y + b * q_stride * sample_out + at;
+    float best = ToFloat(from[0]);
+    int which = 0;
+    for (int s = 1; s < q_stride; ++s) {
+      const float v = ToFloat(from[s * sample_out]);
+      if (v > best || v != v) best = v, which = s;
+    }
+    base[i] = best, argmax[i] = uint8_t(which);
+  }
+}
+
+template <typename T>
+__global__ void Unpool(const float* dbase, const uint8_t* argmax, T* dy, int64_t batch, int64_t sample_out, int q_stride) {
+  HIERAD_GRID_LOOP(i, batch * sample_out) {
+    const int64_t b = i / sample_out, at = i % sample_out;
+    for (int s = 0; s < q_stride; ++s) {
+      dy[(b * q_stride + s) * sample_out + at] = FromFloat<T>(argmax[i] == s ? dbase[i] : 0.0f);
+    }
+  }
+}
+
+template <typename From, typename To>
+__global__ void Convert(const From* from, To* to, int64_t size) {
+  HIERAD_GRID_LOOP(i, size / 4) Store4(to + i * 4, Load4(from + i * 4));
+  if (blockIdx.x == 0 && threadIdx.x < size % 4) {
+    const int64_t i = size / 4 * 4 + threadIdx.x;
+    to[i] = FromFloat<To>(ToFloat(from[i]));
+  }
+}
+
+}  // namespace
+
+template <typename T>
+cudaError_t Gelu(const T* h, T* g, int64_t size, cudaStream_t stream) {
+  GeluForward<T><<<Blocks(size, 1024), 256, 0, stream>>>(h, g, size);
+  return cudaGetLastError();
+}
+
+template <typename T>
+cudaError_t GeluBackward(const T* h, const T* dg, T* dh, T* g, int64_t size, cudaStream_t stream) {
+  GeluBackwardKernel<T><<<Blocks(size, 1024), 256, 0, stream>>>(h, dg, dh, g, size);
+  return cudaGetLastError();
+}
+
+template <typename T>
+cudaError_t Residual(const StepScalars* scalars, const int64_t* visit_ids, const DropPath& drop, const float* base, const T* y,
+                     float* out, int64_t batch, int64_t sample_size, cudaStream_t stream) {
+  const unsigned blocks = Blocks(batch * sample_size, 1024);
+  if (sample_size % 4 == 0) AddBranch<T, 4><<<blocks, 256, 0, stream>>>(scalars, visit_ids, drop, base, y, out, batch, sample_size);
+  else AddBranch<T, 1><<<blocks, 256, 0, stream>>>(scalars, visit_ids, drop, base, y, out, batch, sample_size);
+  return cudaGetLastError();
+}
+
+template <typename T>
+cudaError_t ResidualBackward(const StepScalars* scalars, const int64_t* visit_ids, const DropPath& drop, const float* dout, T* dy,
+                             int64_t batch, int64_t sample_size, cudaStream_t stream) {
+  const unsigned blocks = Blocks(batch * sample_size, 1024);
+  if (sample_size % 4 == 0) ScaleBranch<T, 4><<<blocks, 256, 0, stream>>>(scalars, visit_ids, drop, dout, dy, batch, sample_size);
+  else ScaleBranch<T, 1><<<blocks, 256, 0, stream>>>(scalars, visit_ids, drop, dout, dy, batch, sample_size);
+  return cudaGetLastError();
+}
+
+template <typename T>
+cudaError_t MaxPool(const T* y, float* base, uint8_t* argmax, int64_t batch, int64_t sample_out, int q_stride, cudaStream_t stream) {
+  Pool<T><<<Blocks(batch * sample_out, 256), 256, 0, stream>>>(y, base, argmax, batch, sample_out, q_stride);
+  return cudaGetLastError();
+}
+
+template <typename T>
+cudaError_t MaxPoolBackward(const float* dbase, const uint8_t* argmax, T* dy, int64_t batch, int64_t sample_out, int q_stride,
+                            cudaStream_t stream) {
+  Unpool<T><<<Blocks(batch * sample_out, 256), 256, 0, stream>>>(dbase, argmax, dy, batch, sample_out, q_stride);
+  return cudaGetLastError();
+}
+
+template <typename From, typename To>
+cudaError_t Cast(const From* from, To* to, int64_t size, cudaStream_t stream) {
+  Convert<From, To><<<Blocks(size, 1024), 256, 0, stream>>>(from, to, size);
+  return cudaGetLastError();
+}
+template cudaError_t Cast<float, bf16>(const float*, bf16*, int64_t, cudaStream_t);
+template cudaError_t Cast<bf16, float>(const bf16*, float*, int64_t, cudaStream_t);
+template cudaError_t Cast<float, float>(const float*, float*, int64_t, cudaStream_t);
+
+#define HIERAD_INSTANTIATE(T)                                                                                                   \
+  template cudaError_t Gelu<T>(const T*, T*, int64_t, cudaStream_t);                                                            \
+  template cudaError_t GeluBackward<T>(const T*, const T*, T*, T*, int64_t, cudaStream_t);                                      \
+  template cudaError_t Residual<T>(const StepScalars*, const int64_t*, const DropPath&, const float*, const T*, float*, int64_t, \
+                                   int64_t, cudaStream_t);                                                                      \
+  template cudaError_t ResidualBackward<T>(const StepScalars*, const int64_t*, const DropPath&, const float*, T*, int64_t,      \
+                                           int64_t, cudaStream_t);                                                              \
+  template cudaError_t MaxPool<T>(const T*, float*, uint8_t*, int64_t, int64_t, int, cudaStream_t);                             \
+  template cudaError_t MaxPoolBackward<T>(const float*, const uint8_t*, T*, int64_t, int64_t, int, cudaStream_t);
+HIERAD_INSTANTIATE(bf16)
+HIERAD_INSTANTIATE(float)
+#undef HIERAD_INSTANTIATE
+
+}  // namespace hierad::kernels

@@ -1,0 +1,181 @@
+#include "worker/kernels/gemm.h"
+
+#include <cublasLt.h>
+
+#include <algorithm>
+#include <cstring>
+#include <sstream>
+#include <vector>
+
+#include "absl/strings/escaping.h"
+#include "absl/strings/str_cat.h"
+#include "base/status.h"
+
+namespace hierad::kernels {
+namespace {
+
+constexpr int kCandidates = 24;   // algorithms that Tune asks for and times
+constexpr int kTimedRuns = 7;
+
+absl::Status Failed(const char* what, const GemmShape& shape, int code) {
+  return ErrorOf(v1::REASON_CRASHED, absl::StrCat("cuBLASLt: ", what, " failed with status ", code, " for the product ", shape.Key(), "."));
+}
+
+}  // namespace
+
+std::string GemmShape::Key() const {
+  return absl::StrCat(m, "x", n, "x", k, trans_a ? "-ta" : "", trans_b ? "-tb" : "", accumulate ? "-acc" : "", bias ? "-bias" : "",
+                      bf16 ? "-bf16" : tf32 ? "-tf32" : "-fp32", wide_out ? "-out32" : "");
+}
+
+struct GemmLibrary::Prepared {
+  GemmShape shape;
+  cublasLtMatmulDesc_t desc = nullptr;
+  cublasLtMatrixLayout_t a = nullptr, b = nullptr, c = nullptr;   // as cuBLAS sees them: column-major, operands exchanged
+  cublasLtMatmulAlgo_t algo;
+
+  ~Prepared() {
+    for (cublasLtMatrixLayout_t layout : {a, b, c}) {
+      if (layout != nullptr) cublasLtMatrixLayoutDestroy(layout);
+    }
+    if (desc != nullptr) cublasLtMatmulDescDestroy(desc);
+  }
+};
+
+absl::StatusOr<std::unique_ptr<GemmLibrary>> GemmLibrary::Make(int64_t workspace_bytes) {
+  std::unique_ptr<GemmLibrary> library(new GemmLibrary);
+  if (const int code = cublasLtCreate(reinterpret_cast<cublasLtHandle_t*>(&library->handle_)); code != 0) {
+    return ErrorOf(v1::REASON_CRASHED, absl::StrCat("cuBLASLt could not be started (status ", code, ")."));
+  }
+  if (cudaMalloc(&library->workspace_, workspace_bytes) != cudaSuccess) {
+    return ErrorOf(v1::REASON_CUDA_OOM, absl::StrCat("no room for ", workspace_bytes, " bytes of workspace on the GPU."));
+  }
+  library->workspace_bytes_ = workspace_bytes;
+  return library;
+}
+
+GemmLibrary::~GemmLibrary() {
+  prepared_.clear();
+  if (workspace_ != nullptr) cudaFree(workspace_);
+  if (handle_ != nullptr) cublasLtDestroy(static_cast<cublasLtHandle_t>(handle_));
+}
+
+namespace {
+
+// Up to `most` algorithms, the library's favourite first.
+std::vector<cublasLtMatmulHeuristicResult_t> Candidates(cublasLtHandle_t handle, cublasLtMatmulDesc_t desc, cublasLtMatrixLayout_t a,
+                                                        cublasLtMatrixLayout_t b, cublasLtMatrixLayout_t c, uint64_t workspace, int most) {
+  cublasLtMatmulPreference_t preference;
+  if (cublasLtMatmulPreferenceCreate(&preference) != CUBLAS_STATUS_SUCCESS) return {};
+  const uint32_t alignment = 16;
+  cublasLtMatmulPreferenceSetAttribute(preference, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, &workspace, sizeof workspace);
+  for (auto which : {CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES,
+                     CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES}) {
+    cublasLtMatmulPreferenceSetAttribute(preference, which, &alignment, sizeof alignment);
+  }
+  std::vector<cublasLtMatmulHeuristicResult_t> results(most);
+  int found = 0;
+  cublasLtMatmulAlgoGetHeuristic(handle, desc, a, b, c, c, preference, most, results.data(), &found);
+  cublasLtMatmulPreferenceDestroy(preference);
+  results.resize(found);
+  return results;
+}
+
+}  // namespace
+
+absl::StatusOr<GemmLibrary::Prepared*> GemmLibrary::Prepare(const GemmShape& s) {
+  std::unique_ptr<Prepared>& slot = prepared_[s.Key()];
+  if (slot != nullptr) return slot.get();
+  auto p = std::make_unique<Prepared>();
+  p->shape = s;
+  const cudaDataType_t in = s.bf16 ? CUDA_R_16BF : CUDA_R_32F, out = s.bf16 && !s.wide_out ? CUDA_R_16BF : CUDA_R_32F;
+  const cublasComputeType_t compute = s.tf32 ? CUBLAS_COMPUTE_32F_FAST_TF32 : CUBLAS_COMPUTE_32F;
+  // Row-major c = a b is column-major c^T = b^T a^T: b comes first, and what is stored transposed for us is plain for it.
+  const cublasOperation_t first = s.trans_b ? CUBLAS_OP_T : CUBLAS_OP_N, second = s.trans_a ? CUBLAS_OP_T : CUBLAS_OP_N;
+  int code = cublasLtMatmulDescCreate(&p->desc, compute, CUDA_R_32F);
+  if (code != 0) return Failed("creating a descriptor", s, code);
+  cublasLtMatmulDescSetAttribute(p->desc, CUBLASLT_MATMUL_DESC_TRANSA, &first, sizeof first);
+  cublasLtMatmulDescSetAttribute(p->desc, CUBLASLT_MATMUL_DESC_TRANSB, &second, sizeof second);
+  if (s.bias) {
+    const cublasLtEpilogue_t epilogue = CUBLASLT_EPILOGUE_BIAS;
+    cublasLtMatmulDescSetAttribute(p->desc, CUBLASLT_MATMUL_DESC_EPILOGUE, &epilogue, sizeof epilogue);
+    cublasLtMatmulDescSetAttribute(p->desc, CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE, &out, sizeof out);
+  }
+  code = s.trans_b ? cublasLtMatrixLayoutCreate(&p->a, in, s.k, s.n, s.k) : cublasLtMatrixLayoutCreate(&p->a, in, s.n, s.k, s.n);
+  if (code == 0) code = s.trans_a ? cublasLtMatrixLayoutCreate(&p->b, in, s.m, s.k, s.m) : cublasLtMatrixLayoutCreate(&p->b, in, s.k, s.m, s.k);
+  if (code == 0) code = cublasLtMatrixLayoutCreate(&p->c, out, s.n, s.m, s.n);
+  if (code != 0) return Failed("creating a layout", s, code);
+  if (auto known = table_.find(s.Key()); known != table_.end()) {
+    std::memcpy(&p->algo, known->second.data(), sizeof p->algo);
+  } else {
+    const auto results = Candidates(static_cast<cublasLtHandle_t>(handle_), p->desc, p->a, p->b, p->c, workspace_bytes_, 1);
+    if (results.empty()) return Failed("finding an algorithm", s, CUBLAS_STATUS_NOT_SUPPORTED);
+    p->algo = results[0].algo;
+  }
+  slot = std::move(p);
+  return slot.get();
+}
+
+absl::Status GemmLibrary::Launch(const Prepared& p, const void* a, const void* b, void* c, const void* bias, cudaStream_t stream) const {
+  if (p.shape.bias) cublasLtMatmulDescSetAttribute(p.desc, CUBLASLT_MATMUL_DESC_BIAS_POINTER, &bias, sizeof bias);
+  const float alpha = 1, beta = p.shape.accumulate ? 1 : 0;
+  const int code = cublasLtMatmul(static_cast<cublasLtHandle_t>(handle_), p.desc, &alpha, b, p.a, a, p.b, &beta, c, p.c, c, p.c, &p.algo,
+                                  workspace_, workspace_bytes_, stream);
+  return code == 0 ? absl::OkStatus() : Failed("a product", p.shape, code);
+}
+
+absl::Status GemmLibrary::Run(const GemmShape& shape, const void* a, const void* b, void* c, const void* bias, cudaStream_t stream) {
+  ASSIGN_OR_RETURN(Prepared * p, Prepare(shape));
+  return Launch(*p, a, b, c, bias, stream);
+}
+
+absl::Status GemmLibrary::Tune(const GemmShape& shape, const void* a, const void* b, void* c, const void* bias, cudaStream_t stream) {
+  if (table_.contains(shape.Key())) return absl::OkStatus();
+  ASSIGN_OR_RETURN(Prepared * p, Prepare(shape));
+  const auto results = Candidates(static_cast<cublasLtHandle_t>(handle_), p->desc, p->a, p->b, p->c, workspace_bytes_, kCandidates);
+  cudaEvent_t start, stop;
+  cudaEventCreate(&start), cudaEventCreate(&stop);
+  float best = 1e30f;
+  cublasLtMatmulAlgo_t choice = p->algo;
+  for (const auto& result : results) {
+    p->algo = result.algo;
+    std::vector<float> times;
+    for (int run = 0; run <= kTimedRuns; ++run) {
+      cudaEventRecord(start, stream);
+      if (!Launch(*p, a, b, c, bias, stream).ok()) break;
+      cudaEventRecord(stop, stream);
+      cudaEventSynchronize(stop);
+      float ms = 0;
+      cudaEventElapsedTime(&ms, start, stop);
+      if (run > 0) times.push_back(ms);
+    }
+    if (times.size() != kTimedRuns) continue;
+    std::sort(times.begin(), times.end());
+    if (times[kTimedRuns / 2] < best) best = times[kTimedRuns / 2], choice = result.algo;
+  }
+  cudaEventDestroy(start), cudaEventDestroy(stop);
+  p->algo = choice;
+  table_[shape.Key()] = std::string(reinterpret_cast<const char*>(&choice), sizeof choice);
+  return absl::OkStatus();
+}
+
+std::string GemmLibrary::WriteTable() const {
+  std::string text;
+  for (const auto& [key, algo] : table_) absl::StrAppend(&text, key, " ", absl::BytesToHexString(algo), "\n");
+  return text;
+}
+
+absl::Status GemmLibrary::ReadTable(const std::string& text) {
+  std::istringstream in(text);
+  for (std::string key, hex; in >> key >> hex;) {
+    const std::string bytes = absl::HexStringToBytes(hex);
+    if (bytes.size() != sizeof(cublasLtMatmulAlgo_t)) {
+      return ErrorOf(v1::REASON_USER_ERROR, absl::StrCat("algorithm table: the entry of ", key, " has ", bytes.size(), " bytes instead of ",
+                                                         sizeof(cublasLtMatmulAlgo_t), "; make the table again."));
+    }
+    table_[key] = bytes;
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace hierad::kernels

@@ -1,0 +1,54 @@
+// Matrix products through cuBLASLt, with bias in the epilogue. One library object a device and thread; shapes are prepared
+// once (descriptor and algorithm), so that a captured step only launches. The algorithm of a shape is the library's first
+// choice, or the one that Tune found fastest; the same card, library version and table give the same bits.
+#pragma once
+
+#include <cuda_runtime.h>
+
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <string>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+
+namespace hierad::kernels {
+
+// Row-major c[m, n] = op(a) op(b) (+ bias[n]) (+ c), as base/plan's Gemm. `wide_out`: c is fp32 where a and b are bf16.
+struct GemmShape {
+  int64_t m, n, k;
+  bool trans_a, trans_b, accumulate, bias, bf16, wide_out, tf32;
+  std::string Key() const;
+};
+
+class GemmLibrary {
+ public:
+  // `workspace_bytes` of device memory are taken for split-K and the like.
+  static absl::StatusOr<std::unique_ptr<GemmLibrary>> Make(int64_t workspace_bytes = 64 << 20);
+  ~GemmLibrary();
+
+  // bias: of c's type. Prepares the shape when it is new (not while capturing).
+  absl::Status Run(const GemmShape& shape, const void* a, const void* b, void* c, const void* bias, cudaStream_t stream);
+  // Times the library's candidates on these operands (c is overwritten) and keeps the fastest.
+  absl::Status Tune(const GemmShape& shape, const void* a, const void* b, void* c, const void* bias, cudaStream_t stream);
+
+  int64_t workspace_bytes() const { return workspace_bytes_; }
+  // The table of algorithms as text, a line a shape, and back: ReadTable before the first Run.
+  std::string WriteTable() const;
+  absl::Status ReadTable(const std::string& text);
+
+ private:
+  struct Prepared;
+  GemmLibrary() = default;
+  absl::StatusOr<Prepared*> Prepare(const GemmShape& shape);
+  absl::Status Launch(const Prepared& p, const void* a, const void* b, void* c, const void* bias, cudaStream_t stream) const;
+
+  void* handle_ = nullptr;   // cublasLtHandle_t
+  void* workspace_ = nullptr;
+  int64_t workspace_bytes_ = 0;
+  std::map<std::string, std::unique_ptr<Prepared>> prepared_;
+  std::map<std::string, std::string> table_;   // key -> algorithm in hex
+};
+
+}  // namespace hierad::kernels

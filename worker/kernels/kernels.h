@@ -1,0 +1,128 @@
+// Launchers of the step's kernels on a GPU, one for each operation of base/plan/plan.h, where the operations are defined;
+// the plain CPU references are in worker/kernels/reference. T: __nv_bfloat16 or float. Device pointers; every launcher
+// enqueues on `stream` and returns the launch's error. Sums run in a fixed order: no atomics on floating point.
+#pragma once
+
+#include <cuda_bf16.h>
+#include <cuda_runtime.h>
+
+#include <cstdint>
+
+#include "base/plan/step_values.h"
+
+namespace hierad::kernels {
+
+enum class Source { kF32, kF16, kI16, kU8 };
+
+cudaError_t ConvertInput(const StepScalars* scalars, const void* source, Source type, const int64_t* source_ids,
+                         const int64_t* source_labels, const float* scale, const float* shift, float* x_BCS, int64_t* visit_ids,
+                         int64_t* labels, int64_t batch, int64_t channels, int64_t samples, cudaStream_t stream);
+cudaError_t DrawMask(const StepScalars* scalars, const int64_t* visit_ids, uint8_t* keep_mask, int32_t* keep_idx, int batch,
+                     int mask_units, int kept, cudaStream_t stream);
+
+// Missing axes (in front) have size 1, stride 1, kernel 1, padding 0.
+struct PatchShape {
+  int batch, channels, kept, mask_units, unit_tokens;
+  int input[3], tokens[3], kernel[3], stride[3], padding[3], unit_samples[3], units[3];
+};
+template <typename T>
+cudaError_t PatchGather(const PatchShape& shape, const float* x, const uint8_t* keep_mask, const int32_t* keep_idx,
+                        const int32_t* unroll_order, T* rows, cudaStream_t stream);
+
+struct PositionShape {
+  int batch, tokens, kept, mask_units, num_tokens, spatial, dim;   // spatial: rows of the (spatial) embedding
+};
+template <typename T>
+cudaError_t AddPosition(const PositionShape& shape, const T* y, const float* position, const float* temporal,
+                        const int32_t* keep_idx, const int32_t* unroll_order, float* x, cudaStream_t stream);
+template <typename T>
+cudaError_t AddPositionBackward(const PositionShape& shape, const float* dx, const uint8_t* keep_mask, const int32_t* unroll_order,
+                                T* dy, float* dposition, float* dtemporal, float* scratch, bool accumulate, cudaStream_t stream);
+
+template <typename T>
+cudaError_t LayerNorm(const float* x, const float* gamma, const float* beta, T* y, float* mean, float* rstd, int64_t rows,
+                      int cols, cudaStream_t stream);
+template <typename T>
+cudaError_t LayerNormBackward(const T* dy, const float* x, const float* mean, const float* rstd, const float* gamma,
+                              const float* dx_in, float* dx_out, float* dgamma, float* dbeta, float* scratch, int64_t rows, int cols,
+                              bool accumulate, cudaStream_t stream);
+
+template <typename T>
+cudaError_t Gelu(const T* h, T* g, int64_t size, cudaStream_t stream);
+template <typename T>
+cudaError_t GeluBackward(const T* h, const T* dg, T* dh, T* g, int64_t size, cudaStream_t stream);
+
+struct DropPath {
+  double rate;
+  int block, which;
+};
+template <typename T>
+cudaError_t Residual(const StepScalars* scalars, const int64_t* visit_ids, const DropPath& drop, const float* base, const T* y,
+                     float* out, int64_t batch, int64_t sample_size, cudaStream_t stream);
+template <typename T>
+cudaError_t ResidualBackward(const StepScalars* scalars, const int64_t* visit_ids, const DropPath& drop, const float* dout, T* dy,
+                             int64_t batch, int64_t sample_size, cudaStream_t stream);
+template <typename T>
+cudaError_t MaxPool(const T* y, float* base, uint8_t* argmax, int64_t batch, int64_t sample_out, int q_stride, cudaStream_t stream);
+template <typename T>
+cudaError_t MaxPoolBackward(const float* dbase, const uint8_t* argmax, T* dy, int64_t batch, int64_t sample_out, int q_stride,
+                            cudaStream_t stream);
+template <typename From, typename To>
+cudaError_t Cast(const From* from, To* to, int64_t size, cudaStream_t stream);
+
+struct FusionShape {
+  int batch, kept, finals, taps, dim;
+};
+template <typename To>
+cudaError_t FusionGather(const FusionShape& shape, const float* x, const int32_t* order, To* rows, cudaStream_t stream);
+template <typename From>
+cudaError_t FusionGatherBackward(const FusionShape& shape, const From* drows, const int32_t* order, float* dx, bool accumulate,
+                                 cudaStream_t stream);
+
+struct DecoderShape {
+  int batch, mask_units, kept, finals, dim;
+};
+template <typename T>
+cudaError_t DecoderAssemble(const DecoderShape& shape, const T* y, const float* mask_token, const float* position,
+                            const uint8_t* keep_mask, const int32_t* order, float* x, cudaStream_t stream);
+template <typename T>
+cudaError_t DecoderAssembleBackward(const DecoderShape& shape, const float* dx, const uint8_t* keep_mask, const int32_t* order,
+                                    T* dy, float* dmask_token, float* dposition, float* scratch, bool accumulate, cudaStream_t stream);
+
+struct MaeLossShape {
+  int batch, mask_units, finals, pred_dim;
+  int64_t sample_size;
+  bool norm_target, accumulate;
+};
+template <typename T>
+cudaError_t MaeLoss(const StepScalars* scalars, const MaeLossShape& shape, const T* pred, const float* x, const uint8_t* keep_mask,
+                    const int32_t* order, const int32_t* label_index, T* dpred, double* partials, cudaStream_t stream);
+template <typename T>
+cudaError_t CrossEntropy(const StepScalars* scalars, const T* logits, const int64_t* labels, T* dlogits, double* partials,
+                         int batch, int classes, bool accumulate, cudaStream_t stream);
+cudaError_t MeanTokens(const float* x, float* y, int batch, int tokens, int dim, cudaStream_t stream);
+cudaError_t MeanTokensBackward(const float* dy, float* dx, int batch, int tokens, int dim, cudaStream_t stream);
+// Backward too: the same factors.
+template <typename T>
+cudaError_t Dropout(const StepScalars* scalars, const int64_t* visit_ids, const T* x, T* y, int batch, int dim, double rate,
+                    cudaStream_t stream);
+
+template <typename T>
+cudaError_t ColumnSum(const T* dy, float* grad, float* scratch, int64_t rows, int cols, bool accumulate, cudaStream_t stream);
+// grad[c] (+)= sum over kReduceParts of scratch[part, c]; the second half of all two-pass sums.
+cudaError_t SumParts(const float* scratch, float* grad, int cols, bool accumulate, cudaStream_t stream);
+cudaError_t GradientNorm(const StepScalars* scalars, const float* gradients, double* partials, const double* loss_partials,
+                         StepRecord* record, int64_t size, int batch, cudaStream_t stream);
+// What rides behind the gradients: [loss numerator high, low, stop, checkpoint]; signals in StepScalars.signals and
+// StepRecord.signals (bit 0 stop, bit 1 checkpoint).
+cudaError_t PackTail(const StepScalars* scalars, const double* loss_partials, float* tail, int batch, cudaStream_t stream);
+cudaError_t UnpackTail(const float* tail, double* loss_partials, StepRecord* record, int batch, cudaStream_t stream);
+
+struct AdamWOptions {
+  double beta1, beta2, eps, weight_decay, clip_norm;
+};
+template <typename T>
+cudaError_t AdamW(const StepScalars* scalars, const StepRecord* record, const AdamWOptions& options, float* master,
+                  const float* gradients, float* moments, const uint8_t* decay, T* compute, int64_t size, cudaStream_t stream);
+
+}  // namespace hierad::kernels

@@ -1,0 +1,160 @@
+// The two losses with their gradients, and what stands before the classification head.
+#include "base/random.h"
+#include "worker/kernels/device.cuh"
+#include "worker/kernels/kernels.h"
+
+namespace hierad::kernels {
+namespace {
+
+constexpr float kNormEpsilon = 1e-6f;
+
+// A block a sample, a warp a token in turn: the sample's numerator is summed in a fixed order without a second pass.
+template <typename T>
+__global__ void __launch_bounds__(1024) Mae(const StepScalars* s, MaeLossShape shape, const T* pred, const float* x, const uint8_t* keep_mask,
+                                            const int32_t* order, const int32_t* label_index, T* dpred, double* partials) {
+  __shared__ double sums[32];
+  const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5, warps = blockDim.x >> 5, tokens = shape.mask_units * shape.finals;
+  const int64_t b = blockIdx.x;
+  const float weight = float(2.0 * s->loss_weight);
+  const float* sample = x + b * shape.sample_size;
+  double numerator = 0;
+  for (int i = warp; i < tokens; i += warps) {
+    const int unit = i / shape.finals, token = order[i];
+    const int64_t row = (b * tokens + token) * shape.pred_dim;
+    if (b >= s->real || keep_mask[b * shape.mask_units + unit]) {
+      for (int e = lane; e < shape.pred_dim; e += 32) dpred[row + e] = FromFloat<T>(0.0f);
+      continue;
+    }
+    const int32_t* index = label_index + int64_t(token) * shape.pred_dim;
+    float mean = 0, deviation = 1;
+    if (shape.norm_target) {
+      float sum = 0, squares = 0;
+      for (int e = lane; e < shape.pred_dim; e += 32) sum += sample[index[e]];
+      mean = WarpSum(sum) / float(shape.pred_dim);
+      for (int e = lane; e < shape.pred_dim; e += 32) {
+        const float d = sample[index[e]] - mean;
+        squares += d * d;
+      }
+      deviation = sqrtf(WarpSum(squares) / float(shape.pred_dim - 1) + kNormEpsilon);
+    }
+    float loss = 0;
+    for (int e = lane; e < shape.pred_dim; e += 32) {
+      const float d = ToFloat(pred[row + e]) - (sample[index[e]] - mean) / deviation;
+      loss += d * d;
+      dpred[row + e] = FromFloat<T>(d * weight);
+    }
+    numerator += double(WarpSum(loss));
+  }
+  if (lane == 0) sums[warp] = numerator;
+  __syncthreads();
+  if (threadIdx.x != 0) return;
+  double total = shape.accumulate ? partials[b] : 0.0;
+  for (int w = 0; w < warps; ++w) total += sums[w];
+  partials[b] = total;
+}
+
+// A block a sample.
+template <typename T>
+__global__ void Entropy(const StepScalars* s, const T* logits, const int64_t* labels, T* dlogits, double* partials, int classes,
+                        bool accumulate) {
+  __shared__ float shared[32];
+  const int64_t b = blockIdx.x;
+  const T* z = logits + b * classes;
+  T* dz = dlogits + b * classes;
+  if (b >= s->real) {
+    for (int c = threadIdx.x; c < classes; c += blockDim.x) dz[c] = FromFloat<T>(0.0f);
+    if (threadIdx.x == 0 && !accumulate) partials[b] = 0;
+    return;
+  }
+  float most = -INFINITY;
+  for (int c = threadIdx.x; c < classes; c += blockDim.x) {
+    const float v = ToFloat(z[c]);
+    if (v > most || v != v) most = v;
+  }
+#pragma unroll
+  for (int m = 16; m > 0; m >>= 1) {
+    const float v = __shfl_xor_sync(~0u, most, m);
+    if (v > most || v != v) most = v;
+  }
+  if ((threadIdx.x & 31) == 0) shared[threadIdx.x >> 5] = most;
+  __syncthreads();
+  for (unsigned w = 0; w < blockDim.x / 32; ++w) {
+    if (shared[w] > most || shared[w] != shared[w]) most = shared[w];
+  }
+  float sum = 0;
+  for (int c = threadIdx.x; c < classes; c += blockDim.x) sum += expf(ToFloat(z[c]) - most);
+  const float total = BlockSum(sum, shared);
+  const int64_t label = labels[b];
+  const float weight = float(s->loss_weight);
+  for (int c = threadIdx.x; c < classes; c += blockDim.x) {
+    dz[c] = FromFloat<T>((expf(ToFloat(z[c]) - most) / total - (c == label ? 1.0f : 0.0f)) * weight);
+  }
+  if (threadIdx.x == 0) partials[b] = double(most + logf(total) - ToFloat(z[label])) + (accumulate ? partials[b] : 0.0);
+}
+
+__global__ void Mean(const float* x, float* y, int batch, int tokens, int dim) {
+  HIERAD_GRID_LOOP(i, int64_t(batch) * dim) {
+    const int64_t b = i / dim, c = i % dim;
+    float sum = 0;
+    for (int n = 0; n < tokens; ++n) sum += x[(b * tokens + n) * dim + c];
+    y[i] = sum / float(tokens);
+  }
+}
+
+__global__ void Spread(const float* dy, float* dx, int batch, int tokens, int dim) {
+  HIERAD_GRID_LOOP(i, int64_t(batch) * tokens * dim) dx[i] = dy[i / dim / tokens * dim + i % dim] / float(tokens);
+}
+
+template <typename T>
+__global__ void Drop(const StepScalars* s, const int64_t* visit_ids, const T* x, T* y, int batch, int dim, double rate) {
+  HIERAD_GRID_LOOP(i, int64_t(batch) * dim) {
+    const RandomStream stream{s->seed, Draw::kDropout, s->epoch, uint64_t(visit_ids[i / dim])};
+    const bool dropped = s->train != 0 && stream.Uniform(i % dim) < rate;
+    const float factor = s->train == 0 ? 1.0f : float(1 / (1 - rate));
+    y[i] = FromFloat<T>(dropped ? 0.0f : factor * ToFloat(x[i]));
+  }
+}
+
+}  // namespace
+
+template <typename T>
+cudaError_t MaeLoss(const StepScalars* scalars, const MaeLossShape& shape, const T* pred, const float* x, const uint8_t* keep_mask,
+                    const int32_t* order, const int32_t* label_index, T* dpred, double* partials, cudaStream_t stream) {
+  Mae<T><<<unsigned(shape.batch), 1024, 0, stream>>>(scalars, shape, pred, x, keep_mask, order, label_index, dpred, partials);
+  return cudaGetLastError();
+}
+
+template <typename T>
+cudaError_t CrossEntropy(const StepScalars* scalars, const T* logits, const int64_t* labels, T* dlogits, double* partials, int batch,
+                         int classes, bool accumulate, cudaStream_t stream) {
+  Entropy<T><<<unsigned(batch), 256, 0, stream>>>(scalars, logits, labels, dlogits, partials, classes, accumulate);
+  return cudaGetLastError();
+}
+
+cudaError_t MeanTokens(const float* x, float* y, int batch, int tokens, int dim, cudaStream_t stream) {
+  Mean<<<Blocks(int64_t(batch) * dim, 128), 128, 0, stream>>>(x, y, batch, tokens, dim);
+  return cudaGetLastError();
+}
+
+cudaError_t MeanTokensBackward(const float* dy, float* dx, int batch, int tokens, int dim, cudaStream_t stream) {
+  Spread<<<Blocks(int64_t(batch) * tokens * dim, 256), 256, 0, stream>>>(dy, dx, batch, tokens, dim);
+  return cudaGetLastError();
+}
+
+template <typename T>
+cudaError_t Dropout(const StepScalars* scalars, const int64_t* visit_ids, const T* x, T* y, int batch, int dim, double rate,
+                    cudaStream_t stream) {
+  Drop<T><<<Blocks(int64_t(batch) * dim, 256), 256, 0, stream>>>(scalars, visit_ids, x, y, batch, dim, rate);
+  return cudaGetLastError();
+}
+
+#define HIERAD_INSTANTIATE(T)                                                                                                        \
+  template cudaError_t MaeLoss<T>(const StepScalars*, const MaeLossShape&, const T*, const float*, const uint8_t*, const int32_t*,   \
+                                  const int32_t*, T*, double*, cudaStream_t);                                                        \
+  template cudaError_t CrossEntropy<T>(const StepScalars*, const T*, const int64_t*, T*, double*, int, int, bool, cudaStream_t);     \
+  template cudaError_t Dropout<T>(const StepScalars*, const int64_t*, const T*, T*, int, int, double, cudaStream_t);
+HIERAD_INSTANTIATE(bf16)
+HIERAD_INSTANTIATE(float)
+#undef HIERAD_INSTANTIATE
+
+}  // namespace hierad::kernels

@@ -1,0 +1,134 @@
+// Patch embedding: rows of the convolution for kept tokens only, and the position embedding.
+#include "worker/kernels/device.cuh"
+#include "worker/kernels/kernels.h"
+
+namespace hierad::kernels {
+namespace {
+
+// A thread writes the taps of one row along the last axis: (row, channel, taps of the axes before).
+template <typename T>
+__global__ void Gather(PatchShape s, const float* x, const uint8_t* keep_mask, const int32_t* keep_idx, const int32_t* unroll_order,
+                       T* rows) {
+  const int outer_taps = s.kernel[0] * s.kernel[1], outer = s.channels * outer_taps, tokens = s.unit_tokens * s.kept;
+  const int64_t sample = int64_t(s.input[0]) * s.input[1] * s.input[2], jobs = int64_t(s.batch) * tokens * outer;
+  HIERAD_GRID_LOOP(i, jobs) {
+    const int o = int(i % outer);
+    const int64_t row = i / outer;
+    const int b = int(row / tokens), n = int(row % tokens), t = n / s.kept, j = n % s.kept;
+    const int unit = keep_idx == nullptr ? j : keep_idx[b * s.kept + j];
+    const int place = unroll_order[t * s.mask_units + unit];
+    const int p2 = place % s.tokens[2], p1 = place / s.tokens[2] % s.tokens[1], p0 = place / s.tokens[2] / s.tokens[1];
+    const int c = o / outer_taps, k1 = o % s.kernel[1], k0 = o % outer_taps / s.kernel[1];
+    const int i0 = p0 * s.stride[0] - s.padding[0] + k0, i1 = p1 * s.stride[1] - s.padding[1] + k1;
+    const int first = p2 * s.stride[2] - s.padding[2];
+    T* to = rows + i * s.kernel[2];
+    const bool inside = i0 >= 0 && i0 < s.input[0] && i1 >= 0 && i1 < s.input[1];
+    const float* from = x + (int64_t(b) * s.channels + c) * sample + (int64_t(i0) * s.input[1] + i1) * s.input[2];
+    const uint8_t* mask = keep_mask == nullptr || !inside
+                              ? nullptr
+                              : keep_mask + int64_t(b) * s.mask_units +
+                                    (i0 / s.unit_samples[0] * s.units[1] + i1 / s.unit_samples[1]) * s.units[2];
+    for (int k = 0; k < s.kernel[2]; ++k) {
+      const int i2 = first + k;
+      bool reads = inside && i2 >= 0 && i2 < s.input[2];
+      if (reads && mask != nullptr) reads = mask[i2 / s.unit_samples[2]] != 0;
+      to[k] = FromFloat<T>(reads ? from[i2] : 0.0f);
+    }
+  }
+}
+
+template <typename T>
+__global__ void Add(PositionShape s, const T* y, const float* position, const float* temporal, const int32_t* keep_idx,
+                    const int32_t* unroll_order, float* x) {
+  HIERAD_GRID_LOOP(i, int64_t(s.batch) * s.tokens * s.dim) {
+    const int c = int(i % s.dim), n = int(i / s.dim % s.tokens), b = int(i / s.dim / s.tokens);
+    const int unit = keep_idx == nullptr ? n % s.kept : keep_idx[b * s.kept + n % s.kept];
+    const int token = unroll_order[n / s.kept * s.mask_units + unit];
+    float p = position[int64_t(token % s.spatial) * s.dim + c];
+    if (temporal != nullptr) p += temporal[int64_t(token / s.spatial) * s.dim + c];
+    x[i] = ToFloat(y[i]) + p;
+  }
+}
+
+// A block a token place; samples in order. `to`: [num_tokens, D].
+__global__ void SumSamples(PositionShape s, const float* dx, const uint8_t* keep_mask, const int32_t* unroll_order, float* to,
+                           bool accumulate) {
+  extern __shared__ int place[];   // of the unit among the kept ones of each sample, -1: removed
+  const int n = blockIdx.x, unit = n % s.mask_units, t = n / s.mask_units;
+  for (int b = threadIdx.x; b < s.batch; b += blockDim.x) {
+    int j = unit;
+    if (keep_mask != nullptr) {
+      const uint8_t* mask = keep_mask + int64_t(b) * s.mask_units;
+      j = 0;
+      for (int u = 0; u < unit; ++u) j += mask[u];
+      if (!mask[unit]) j = -1;
+    }
+    place[b] = j;
+  }
+  __syncthreads();
+  const int64_t out = int64_t(unroll_order[n]) * s.dim;
+  for (int c = threadIdx.x; c < s.dim; c += blockDim.x) {
+    float sum = accumulate ? to[out + c] : 0.0f;
+    for (int b = 0; b < s.batch; ++b) {
+      if (place[b] >= 0) sum += dx[(int64_t(b) * s.tokens + t * s.kept + place[b]) * s.dim + c];
+    }
+    to[out + c] = sum;
+  }
+}
+
+// out[o, c] (+)= sum over i of full[o * outer_step + i * inner_step, c].
+__global__ void SumAxis(const float* full, float* out, int count, int inner, int outer_step, int inner_step, int dim, bool accumulate) {
+  HIERAD_GRID_LOOP(i, int64_t(count) * dim) {
+    const int64_t o = i / dim, c = i % dim;
+    float sum = accumulate ? out[i] : 0.0f;
+    for (int k = 0; k < inner; ++k) sum += full[(o * outer_step + int64_t(k) * inner_step) * dim + c];
+    out[i] = sum;
+  }
+}
+
+}  // namespace
+
+template <typename T>
+cudaError_t PatchGather(const PatchShape& s, const float* x, const uint8_t* keep_mask, const int32_t* keep_idx,
+                        const int32_t* unroll_order, T* rows, cudaStream_t stream) {
+  const int64_t jobs = int64_t(s.batch) * s.unit_tokens * s.kept * s.channels * s.kernel[0] * s.kernel[1];
+  Gather<T><<<Blocks(jobs, 256), 256, 0, stream>>>(s, x, keep_mask, keep_idx, unroll_order, rows);
+  return cudaGetLastError();
+}
+
+template <typename T>
+cudaError_t AddPosition(const PositionShape& s, const T* y, const float* position, const float* temporal, const int32_t* keep_idx,
+                        const int32_t* unroll_order, float* x, cudaStream_t stream) {
+  Add<T><<<Blocks(int64_t(s.batch) * s.tokens * s.dim, 256), 256, 0, stream>>>(s, y, position, temporal, keep_idx, unroll_order, x);
+  return cudaGetLastError();
+}
+
+template <typename T>
+cudaError_t AddPositionBackward(const PositionShape& s, const float* dx, const uint8_t* keep_mask, const int32_t* unroll_order,
+                                T* dy, float* dposition, float* dtemporal, float* scratch, bool accumulate, cudaStream_t stream) {
+  if (cudaError_t e = Cast(dx, dy, int64_t(s.batch) * s.tokens * s.dim, stream); e != cudaSuccess) return e;
+  const int threads = std::min(256, (s.dim + 31) / 32 * 32), bytes = s.batch * int(sizeof(int));
+  if (bytes > 48 << 10) {
+    if (cudaError_t e = cudaFuncSetAttribute(SumSamples, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes); e != cudaSuccess) return e;
+  }
+  float* full = dtemporal == nullptr ? dposition : scratch;
+  SumSamples<<<unsigned(s.num_tokens), threads, bytes, stream>>>(s, dx, keep_mask, unroll_order, full, dtemporal == nullptr && accumulate);
+  if (dtemporal != nullptr) {
+    const int frames = s.num_tokens / s.spatial;
+    SumAxis<<<Blocks(int64_t(s.spatial) * s.dim, 256), 256, 0, stream>>>(full, dposition, s.spatial, frames, 1, s.spatial, s.dim, accumulate);
+    SumAxis<<<Blocks(int64_t(frames) * s.dim, 256), 256, 0, stream>>>(full, dtemporal, frames, s.spatial, s.spatial, 1, s.dim, accumulate);
+  }
+  return cudaGetLastError();
+}
+
+#define HIERAD_INSTANTIATE(T)                                                                                                       \
+  template cudaError_t PatchGather<T>(const PatchShape&, const float*, const uint8_t*, const int32_t*, const int32_t*, T*, cudaStream_t); \
+  template cudaError_t AddPosition<T>(const PositionShape&, const T*, const float*, const float*, const int32_t*, const int32_t*,   \
+                                      float*, cudaStream_t);                                                                        \
+  template cudaError_t AddPositionBackward<T>(const PositionShape&, const float*, const uint8_t*, const int32_t*, T*, float*,       \
+                                              float*, float*, bool, cudaStream_t);
+HIERAD_INSTANTIATE(bf16)
+HIERAD_INSTANTIATE(float)
+#undef HIERAD_INSTANTIATE
+
+}  // namespace hierad::kernels

@@ -1,0 +1,188 @@
+// Sums over rows, the norm of the gradients with the step's verdict, and AdamW.
+#include "worker/kernels/device.cuh"
+#include "worker/kernels/kernels.h"
+
+namespace hierad::kernels {
+namespace {
+
+// Part p of kReduceParts takes its share of the rows. blockDim (32 columns of `kWidth`, 8 rows at a time).
+template <typename T, int kWidth>
+__global__ void ColumnParts(const T* dy, float* scratch, int64_t rows, int cols) {
+  __shared__ float sums[8][32 * kWidth];
+  const int64_t chunk = (rows + kReduceParts - 1) / kReduceParts, first = blockIdx.y * chunk, end = min(first + chunk, rows);
+  const int c = (blockIdx.x * 32 + threadIdx.x) * kWidth;
+  float sum[kWidth] = {};
+  if (c < cols) {
+#pragma unroll 4
+    for (int64_t row = first + threadIdx.y; row < end; row += 8) {
+      if constexpr (kWidth == 4) {
+        const float4 v = Load4(dy + row * cols + c);
+        sum[0] += v.x, sum[1] += v.y, sum[2] += v.z, sum[3] += v.w;
+      } else {
+        sum[0] += ToFloat(dy[row * cols + c]);
+      }
+    }
+  }
+#pragma unroll
+  for (int k = 0; k < kWidth; ++k) sums[threadIdx.y][threadIdx.x * kWidth + k] = sum[k];
+  __syncthreads();
+  for (int i = threadIdx.y * 32 + threadIdx.x; i < 32 * kWidth; i += 256) {
+    const int column = blockIdx.x * 32 * kWidth + i;
+    if (column >= cols) continue;
+    float total = 0;
+#pragma unroll
+    for (int r = 0; r < 8; ++r) total += sums[r][i];
+    scratch[blockIdx.y * int64_t(cols) + column] = total;
+  }
+}
+
+// A block 32 columns, its 8 warps' shares in order.
+__global__ void Sum(const float* scratch, float* grad, int cols, bool accumulate) {
+  __shared__ float sums[8][32];
+  const int c = blockIdx.x * 32 + threadIdx.x;
+  float sum = 0;
+  if (c < cols) {
+    for (int p = threadIdx.y; p < kReduceParts; p += 8) sum += scratch[p * int64_t(cols) + c];
+  }
+  sums[threadIdx.y][threadIdx.x] = sum;
+  __syncthreads();
+  if (threadIdx.y != 0 || c >= cols) return;
+  float total = accumulate ? grad[c] : 0.0f;
+  for (int r = 0; r < 8; ++r) total += sums[r][threadIdx.x];
+  grad[c] = total;
+}
+
+__global__ void Squares(const float* gradients, double* partials, int64_t size) {
+  __shared__ double shared[32];
+  // Flat sizes are multiples of kParameterAlign.
+  const int64_t vectors = size / 4, chunk = (vectors + kNormParts - 1) / kNormParts, first = blockIdx.x * chunk, end = min(first + chunk, vectors);
+  double sum = 0;
+  for (int64_t i = first + threadIdx.x; i < end; i += blockDim.x) {
+    const float4 v = Load4(gradients + i * 4);
+    sum += double(v.x) * v.x + double(v.y) * v.y + (double(v.z) * v.z + double(v.w) * v.w);
+  }
+  sum = BlockSum(sum, shared);
+  if (threadIdx.x == 0) partials[blockIdx.x] = sum;
+}
+
+__global__ void Verdict(const StepScalars* s, const double* partials, const double* loss_partials, StepRecord* record, int batch) {
+  __shared__ double shared[32];
+  double squares = 0, numerator = 0;
+  for (int i = threadIdx.x; i < kNormParts; i += blockDim.x) squares += partials[i];
+  for (int b = threadIdx.x; b < batch; b += blockDim.x) numerator += loss_partials[b];
+  squares = BlockSum(squares, shared);
+  numerator = BlockSum(numerator, shared);
+  if (threadIdx.x != 0) return;
+  record->step = s->step;
+  record->loss_numerator = numerator;
+  record->loss = numerator * s->loss_weight;
+  record->grad_norm = sqrt(squares);
+  record->lr = s->lr;
+  record->skipped = isfinite(record->loss) && isfinite(record->grad_norm) ? 0 : 1;
+  record->nan_in_row = record->skipped ? record->nan_in_row + 1 : 0;
+  record->updates += record->skipped ? 0 : 1;
+}
+
+// The high part of the numerator has 12 bits, so that its sum over ranks is exact.
+__global__ void Pack(const StepScalars* s, const double* loss_partials, float* tail, int batch) {
+  __shared__ double shared[32];
+  double numerator = 0;
+  for (int b = threadIdx.x; b < batch; b += blockDim.x) numerator += loss_partials[b];
+  numerator = BlockSum(numerator, shared);
+  if (threadIdx.x != 0) return;
+  const float high = __uint_as_float(__float_as_uint(float(numerator)) & ~0xFFFu);
+  tail[0] = high;
+  tail[1] = float(numerator - double(high));
+  tail[2] = s->signals & 1 ? 1.0f : 0.0f;
+  tail[3] = s->signals & 2 ? 1.0f : 0.0f;
+}
+
+__global__ void Unpack(const float* tail, double* loss_partials, StepRecord* record, int batch) {
+  for (int b = threadIdx.x; b < batch; b += blockDim.x) loss_partials[b] = b == 0 ? double(tail[0]) + double(tail[1]) : 0.0;
+  if (threadIdx.x == 0) record->signals = (tail[2] > 0 ? 1 : 0) | (tail[3] > 0 ? 2 : 0);
+}
+
+// torch.optim.AdamW's order of operations.
+template <typename T>
+__global__ void Adam(const StepScalars* s, const StepRecord* record, AdamWOptions o, float* master, const float* gradients,
+                     float* moments, const uint8_t* decay, T* compute, int64_t size) {
+  __shared__ float shared[4];
+  if (record->skipped) return;
+  if (threadIdx.x == 0) {
+    const double t = double(record->updates);
+    shared[0] = float(o.clip_norm > 0 ? fmin(1.0, o.clip_norm / (record->grad_norm + 1e-6)) : 1.0);
+    shared[1] = float(sqrt(1 - pow(o.beta2, t)));
+    shared[2] = float(s->lr / (1 - pow(o.beta1, t)));
+    shared[3] = float(1 - s->lr * o.weight_decay);
+  }
+  __syncthreads();
+  const float clip = shared[0], root2 = shared[1], step_size = shared[2], shrink = shared[3];
+  const float beta2 = float(o.beta2), rest1 = float(1 - o.beta1), rest2 = float(1 - o.beta2), eps = float(o.eps);
+  HIERAD_GRID_LOOP(i, size / 4) {
+    float4 g4 = Load4(gradients + i * 4), p4 = Load4(master + i * 4), m4 = Load4(moments + i * 4), v4 = Load4(moments + size + i * 4);
+    float *g = &g4.x, *p = &p4.x, *m = &m4.x, *v = &v4.x;
+    const bool decays = decay[i / 16] != 0;   // a byte per 64 elements
+#pragma unroll
+    for (int k = 0; k < 4; ++k) {
+      g[k] *= clip;
+      if (decays) p[k] *= shrink;
+      m[k] += (g[k] - m[k]) * rest1;
+      v[k] = v[k] * beta2 + g[k] * g[k] * rest2;
+      p[k] -= step_size * (m[k] / (sqrtf(v[k]) / root2 + eps));
+    }
+    Store4(master + i * 4, p4);
+    Store4(moments + i * 4, m4);
+    Store4(moments + size + i * 4, v4);
+    if (compute != nullptr) Store4(compute + i * 4, p4);
+  }
+}
+
+}  // namespace
+
+template <typename T>
+cudaError_t ColumnSum(const T* dy, float* grad, float* scratch, int64_t rows, int cols, bool accumulate, cudaStream_t stream) {
+  if (cols % 4 == 0) {
+    ColumnParts<T, 4><<<dim3(unsigned((cols + 127) / 128), unsigned(kReduceParts)), dim3(32, 8), 0, stream>>>(dy, scratch, rows, cols);
+  } else {
+    ColumnParts<T, 1><<<dim3(unsigned((cols + 31) / 32), unsigned(kReduceParts)), dim3(32, 8), 0, stream>>>(dy, scratch, rows, cols);
+  }
+  return SumParts(scratch, grad, cols, accumulate, stream);
+}
+
+cudaError_t SumParts(const float* scratch, float* grad, int cols, bool accumulate, cudaStream_t stream) {
+  Sum<<<unsigned((cols + 31) / 32), dim3(32, 8), 0, stream>>>(scratch, grad, cols, accumulate);
+  return cudaGetLastError();
+}
+
+cudaError_t GradientNorm(const StepScalars* scalars, const float* gradients, double* partials, const double* loss_partials,
+                         StepRecord* record, int64_t size, int batch, cudaStream_t stream) {
+  Squares<<<unsigned(kNormParts), 256, 0, stream>>>(gradients, partials, size);
+  Verdict<<<1, 1024, 0, stream>>>(scalars, partials, loss_partials, record, batch);
+  return cudaGetLastError();
+}
+
+cudaError_t PackTail(const StepScalars* scalars, const double* loss_partials, float* tail, int batch, cudaStream_t stream) {
+  Pack<<<1, 256, 0, stream>>>(scalars, loss_partials, tail, batch);
+  return cudaGetLastError();
+}
+
+cudaError_t UnpackTail(const float* tail, double* loss_partials, StepRecord* record, int batch, cudaStream_t stream) {
+  Unpack<<<1, 256, 0, stream>>>(tail, loss_partials, record, batch);
+  return cudaGetLastError();
+}
+
+template <typename T>
+cudaError_t AdamW(const StepScalars* scalars, const StepRecord* record, const AdamWOptions& options, float* master,
+                  const float* gradients, float* moments, const uint8_t* decay, T* compute, int64_t size, cudaStream_t stream) {
+  Adam<T><<<Blocks(size, 1024), 256, 0, stream>>>(scalars, record, options, master, gradients, moments, decay, compute, size);
+  return cudaGetLastError();
+}
+
+template cudaError_t ColumnSum<bf16>(const bf16*, float*, float*, int64_t, int, bool, cudaStream_t);
+template cudaError_t ColumnSum<float>(const float*, float*, float*, int64_t, int, bool, cudaStream_t);
+template cudaError_t AdamW<bf16>(const StepScalars*, const StepRecord*, const AdamWOptions&, float*, const float*, float*,
+                                 const uint8_t*, bf16*, int64_t, cudaStream_t);
+template cudaError_t AdamW<float>(const StepScalars*, const StepRecord*, const AdamWOptions&, float*, const float*, float*,
+                                  const uint8_t*, float*, int64_t, cudaStream_t);
+
+}  // namespace hierad::kernels

@@ -1,0 +1,202 @@
+#include "worker/step/fused_op_gpu.h"
+
+#include "absl/strings/str_cat.h"
+#include "base/status.h"
+#include "worker/kernels/attention.h"
+#include "worker/kernels/kernels.h"
+
+namespace hierad {
+namespace {
+
+namespace k = kernels;
+
+template <typename T>
+class GpuOps {
+ public:
+  GpuOps(const Addresses& addresses, const GpuContext& context)
+      : at_(addresses), plan_(*addresses.plan), g_(plan_.geometry), context_(context), stream_(context.stream) {}
+
+  absl::Status operator()(const Gemm& o) const {
+    constexpr bool kNarrow = sizeof(T) != sizeof(float);
+    const bool wide = kNarrow && IsReal(o.c);
+    const k::GemmShape shape{o.m, o.n, o.k, o.trans_a, o.trans_b, o.accumulate, o.bias != kNone, kNarrow, wide, !kNarrow && context_.tf32};
+    const void* bias = at_.At(o.bias);
+    if (bias != nullptr && kNarrow && !wide) bias = Compute(o.bias);
+    if (context_.tune) return context_.gemm->Tune(shape, at_.At(o.a), at_.At(o.b), at_.At(o.c), bias, stream_);
+    return context_.gemm->Run(shape, at_.At(o.a), at_.At(o.b), at_.At(o.c), bias, stream_);
+  }
+  template <typename O>
+  absl::Status operator()(const O& o) const { return CudaStatus(Launch(o), "a kernel's launch"); }
+
+ private:
+  cudaError_t Launch(const ConvertInput& o) const {
+    return k::ConvertInput(Scalars(o.scalars), at_.At(o.source), SourceType(o.source), Ids(o.source_ids), Ids(o.source_labels),
+                           Real(o.scale), Real(o.shift), Real(o.x), Ids(o.visit_ids), Ids(o.labels), o.batch, o.channels, o.samples, stream_);
+  }
+  cudaError_t Launch(const DrawMask& o) const {
+    return k::DrawMask(Scalars(o.scalars), Ids(o.visit_ids), Bytes(o.keep_mask), Ints(o.keep_idx), int(o.batch), int(o.mask_units),
+                       int(o.kept), stream_);
+  }
+  cudaError_t Launch(const PatchGather& o) const {
+    k::PatchShape s{int(o.batch), int(g_.spec.in_chans()), int(g_.num_kept), int(g_.num_mask_units), int(g_.mask_unit_tokens),
+                    {1, 1, 1}, {1, 1, 1}, {1, 1, 1}, {1, 1, 1}, {0, 0, 0}, {1, 1, 1}, {1, 1, 1}};
+    for (int d = 0; d < g_.dims; ++d) {
+      const int axis = 3 - g_.dims + d;
+      s.input[axis] = int(g_.input_size[d]), s.tokens[axis] = int(g_.tokens[d]), s.kernel[axis] = int(g_.patch_kernel[d]);
+      s.stride[axis] = int(g_.patch_stride[d]), s.padding[axis] = int(g_.patch_padding[d]);
+      s.unit_samples[axis] = int(g_.patch_stride[d] * g_.mask_unit_size[d]), s.units[axis] = int(g_.mask_units[d]);
+    }
+    return k::PatchGather(s, Real(o.x), Bytes(o.keep_mask), Ints(o.keep_idx), Ints(o.unroll_order), Narrow(o.rows), stream_);
+  }
+  k::PositionShape Position(int64_t batch, int64_t tokens, int64_t dim) const {
+    const int64_t spatial = g_.separate_pos_embed ? g_.num_tokens / g_.tokens[0] : g_.num_tokens;
+    return {int(batch), int(tokens), int(g_.num_kept), int(g_.num_mask_units), int(g_.num_tokens), int(spatial), int(dim)};
+  }
+  cudaError_t Launch(const AddPosition& o) const {
+    return k::AddPosition(Position(o.batch, o.tokens, o.dim), Narrow(o.y), Real(o.position), Real(o.position_temporal), Ints(o.keep_idx),
+                          Ints(o.unroll_order), Real(o.x), stream_);
+  }
+  cudaError_t Launch(const AddPositionBackward& o) const {
+    return k::AddPositionBackward(Position(o.batch, o.tokens, o.dim), Real(o.dx), Bytes(o.keep_mask), Ints(o.unroll_order), Narrow(o.dy),
+                                  Real(o.dposition), Real(o.dposition_temporal), Real(o.scratch), o.accumulate, stream_);
+  }
+  cudaError_t Launch(const LayerNorm& o) const {
+    return k::LayerNorm(Real(o.x), Real(o.gamma), Real(o.beta), Narrow(o.y), Real(o.mean), Real(o.rstd), o.rows, int(o.cols), stream_);
+  }
+  cudaError_t Launch(const LayerNormBackward& o) const {
+    return k::LayerNormBackward(Narrow(o.dy), Real(o.x), Real(o.mean), Real(o.rstd), Real(o.gamma), Real(o.dx_in), Real(o.dx_out),
+                                Real(o.dgamma), Real(o.dbeta), Real(o.scratch), o.rows, int(o.cols), o.accumulate, stream_);
+  }
+  template <typename O>
+  static k::AttentionShape Shape(const O& o) {
+    return {int(o.batch), int(o.windows), int(o.keys), int(o.q_stride), int(o.heads), int(o.head_dim)};
+  }
+  cudaError_t Launch(const Attention& o) const {
+    return k::AttentionForward(Shape(o), Narrow(o.qkv), Narrow(o.o), Real(o.lse), Bytes(o.argmax), stream_);
+  }
+  cudaError_t Launch(const AttentionBackward& o) const {
+    return k::AttentionBackward(Shape(o), Narrow(o.qkv), Narrow(o.o), Narrow(o.d_o), Real(o.lse), Bytes(o.argmax), Narrow(o.dqkv),
+                                Real(o.scratch), stream_);
+  }
+  cudaError_t Launch(const MaxPool& o) const {
+    return k::MaxPool(Narrow(o.y), Real(o.base), Bytes(o.argmax), o.batch, o.tokens_out * o.dim, int(o.q_stride), stream_);
+  }
+  cudaError_t Launch(const MaxPoolBackward& o) const {
+    return k::MaxPoolBackward(Real(o.dbase), Bytes(o.argmax), Narrow(o.dy), o.batch, o.tokens_out * o.dim, int(o.q_stride), stream_);
+  }
+  cudaError_t Launch(const Residual& o) const {
+    return k::Residual(Scalars(o.scalars), Ids(o.visit_ids), {o.rate, o.block, o.which}, Real(o.base), Narrow(o.y), Real(o.out), o.batch,
+                       o.tokens * o.dim, stream_);
+  }
+  cudaError_t Launch(const ResidualBackward& o) const {
+    return k::ResidualBackward(Scalars(o.scalars), Ids(o.visit_ids), {o.rate, o.block, o.which}, Real(o.dout), Narrow(o.dy), o.batch,
+                               o.tokens * o.dim, stream_);
+  }
+  cudaError_t Launch(const Gelu& o) const { return k::Gelu(Narrow(o.h), Narrow(o.g), o.size, stream_); }
+  cudaError_t Launch(const GeluBackward& o) const { return k::GeluBackward(Narrow(o.h), Narrow(o.dg), Narrow(o.dh), Narrow(o.g), o.size, stream_); }
+  cudaError_t Launch(const FusionGather& o) const {
+    const k::FusionShape s{int(o.batch), int(o.kept), int(o.finals), int(o.taps), int(o.dim)};
+    return IsReal(o.rows) ? k::FusionGather(s, Real(o.x), Ints(o.order), Real(o.rows), stream_)
+                          : k::FusionGather(s, Real(o.x), Ints(o.order), Narrow(o.rows), stream_);
+  }
+  cudaError_t Launch(const FusionGatherBackward& o) const {
+    const k::FusionShape s{int(o.batch), int(o.kept), int(o.finals), int(o.taps), int(o.dim)};
+    return IsReal(o.drows) ? k::FusionGatherBackward(s, Real(o.drows), Ints(o.order), Real(o.dx), o.accumulate, stream_)
+                           : k::FusionGatherBackward(s, Narrow(o.drows), Ints(o.order), Real(o.dx), o.accumulate, stream_);
+  }
+  cudaError_t Launch(const DecoderAssemble& o) const {
+    const k::DecoderShape s{int(o.batch), int(o.mask_units), int(o.kept), int(o.finals), int(o.dim)};
+    return k::DecoderAssemble(s, Narrow(o.y), Real(o.mask_token), Real(o.position), Bytes(o.keep_mask), Ints(o.order), Real(o.x), stream_);
+  }
+  cudaError_t Launch(const DecoderAssembleBackward& o) const {
+    const k::DecoderShape s{int(o.batch), int(o.mask_units), int(o.kept), int(o.finals), int(o.dim)};
+    return k::DecoderAssembleBackward(s, Real(o.dx), Bytes(o.keep_mask), Ints(o.order), Narrow(o.dy), Real(o.dmask_token), Real(o.dposition),
+                                      Real(o.scratch), o.accumulate, stream_);
+  }
+  cudaError_t Launch(const MaeLoss& o) const {
+    const k::MaeLossShape s{int(o.batch), int(o.mask_units), int(o.finals), int(o.pred_dim), o.sample_size, o.norm_target, o.accumulate};
+    return k::MaeLoss(Scalars(o.scalars), s, Narrow(o.pred), Real(o.x), Bytes(o.keep_mask), Ints(o.order), Ints(o.label_index),
+                      Narrow(o.dpred), Doubles(o.partials), stream_);
+  }
+  cudaError_t Launch(const MeanTokens& o) const { return k::MeanTokens(Real(o.x), Real(o.y), int(o.batch), int(o.tokens), int(o.dim), stream_); }
+  cudaError_t Launch(const MeanTokensBackward& o) const {
+    return k::MeanTokensBackward(Real(o.dy), Real(o.dx), int(o.batch), int(o.tokens), int(o.dim), stream_);
+  }
+  cudaError_t Launch(const Dropout& o) const {
+    return k::Dropout(Scalars(o.scalars), Ids(o.visit_ids), Narrow(o.x), Narrow(o.y), int(o.batch), int(o.dim), o.rate, stream_);
+  }
+  cudaError_t Launch(const DropoutBackward& o) const {
+    return k::Dropout(Scalars(o.scalars), Ids(o.visit_ids), Narrow(o.dy), Narrow(o.dx), int(o.batch), int(o.dim), o.rate, stream_);
+  }
+  cudaError_t Launch(const CrossEntropy& o) const {
+    return k::CrossEntropy(Scalars(o.scalars), Narrow(o.logits), Ids(o.labels), Narrow(o.dlogits), Doubles(o.partials), int(o.batch),
+                           int(o.classes), o.accumulate, stream_);
+  }
+  cudaError_t Launch(const Cast& o) const {
+    return IsReal(o.from) ? k::Cast(Real(o.from), Narrow(o.to), o.size, stream_) : k::Cast(Narrow(o.from), Real(o.to), o.size, stream_);
+  }
+  cudaError_t Launch(const ColumnSum& o) const {
+    return k::ColumnSum(Narrow(o.dy), Real(o.grad), Real(o.scratch), o.rows, int(o.cols), o.accumulate, stream_);
+  }
+  cudaError_t Launch(const GradientNorm& o) const {
+    return k::GradientNorm(Scalars(o.scalars), Real(o.gradients), Doubles(o.partials), Doubles(o.loss_partials), at_.Get<StepRecord>(o.record),
+                           o.size, int(o.batch), stream_);
+  }
+  cudaError_t Launch(const AdamW& o) const {
+    return k::AdamW(Scalars(o.scalars), at_.Get<StepRecord>(o.record), {o.beta1, o.beta2, o.eps, o.weight_decay, o.clip_norm}, Real(o.master),
+                    Real(o.gradients), Real(o.moments), Bytes(o.decay), Narrow(o.compute), o.size, stream_);
+  }
+
+  // The copy in T of a master parameter.
+  const void* Compute(TensorId master) const {
+    return at_.arena[int(Arena::kCompute)] + plan_.tensors[master].offset / int64_t(sizeof(float)) * int64_t(sizeof(T));
+  }
+  k::Source SourceType(TensorId id) const {
+    switch (plan_.tensors[id].dtype) {
+      case DType::kU8: return k::Source::kU8;
+      case DType::kI16: return k::Source::kI16;
+      case DType::kF16: return k::Source::kF16;
+      default: return k::Source::kF32;
+    }
+  }
+  bool IsReal(TensorId id) const { return plan_.tensors[id].dtype == DType::kF32; }
+  float* Real(TensorId id) const { return at_.Get<float>(id); }
+  T* Narrow(TensorId id) const { return at_.Get<T>(id); }
+  uint8_t* Bytes(TensorId id) const { return at_.Get<uint8_t>(id); }
+  int32_t* Ints(TensorId id) const { return at_.Get<int32_t>(id); }
+  int64_t* Ids(TensorId id) const { return at_.Get<int64_t>(id); }
+  double* Doubles(TensorId id) const { return at_.Get<double>(id); }
+  const StepScalars* Scalars(TensorId id) const { return at_.Get<StepScalars>(id); }
+
+  const Addresses& at_;
+  const Plan& plan_;
+  const Geometry& g_;
+  const GpuContext& context_;
+  cudaStream_t stream_;
+};
+
+}  // namespace
+
+absl::Status RunOpOnGpu(const Op& op, const Addresses& addresses, const GpuContext& context) {
+  const absl::Status status = addresses.plan->options.compute == ComputeType::kBF16
+                                  ? std::visit(GpuOps<__nv_bfloat16>(addresses, context), op.args)
+                                  : std::visit(GpuOps<float>(addresses, context), op.args);
+  return status.ok() ? status : Annotate(status, op.name);
+}
+
+absl::Status RefreshComputeCopyOnGpu(const Addresses& addresses, cudaStream_t stream) {
+  const Plan& plan = *addresses.plan;
+  if (plan.compute == kNone) return absl::OkStatus();
+  return CudaStatus(k::Cast(addresses.Get<float>(plan.master), addresses.Get<__nv_bfloat16>(plan.compute), plan.flat_size, stream),
+                    "converting the parameters");
+}
+
+absl::Status CudaStatus(cudaError_t error, const std::string& what) {
+  if (error == cudaSuccess) return absl::OkStatus();
+  const v1::Reason reason = error == cudaErrorMemoryAllocation ? v1::REASON_CUDA_OOM
+                            : error == cudaErrorECCUncorrectable || error == cudaErrorHardwareStackError ? v1::REASON_GPU_FAULT
+                                                                                                         : v1::REASON_CRASHED;
+  return ErrorOf(reason, absl::StrCat(what, " failed: ", cudaGetErrorString(error), "."));
+}
+
+}  // namespace hierad
