@@ -1,5 +1,6 @@
 #include "client/connection.h"
 
+#include <grpc/support/time.h>
 #include <grpcpp/channel.h>
 #include <grpcpp/create_channel.h>
 #include <grpcpp/security/credentials.h>
@@ -129,8 +130,7 @@ absl::StatusOr<std::unique_ptr<Connection>> Connection::Open(const std::string& 
 }
 
 void Connection::SetDeadline(grpc::ClientContext* context, std::chrono::nanoseconds timeout) {
-  context->set_deadline(std::chrono::system_clock::now() +
-                        std::chrono::duration_cast<std::chrono::system_clock::duration>(timeout));
+  context->set_deadline(gpr_time_add(gpr_now(GPR_CLOCK_MONOTONIC), gpr_time_from_nanos(timeout.count(), GPR_TIMESPAN)));
 }
 
 absl::Status Connection::ErrorFrom(const grpc::Status& status) const {
