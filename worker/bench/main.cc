@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <chrono>
 #include <cstdio>
+#include <ctime>
 #include <memory>
 #include <string>
 #include <vector>
@@ -25,7 +26,7 @@ struct Arguments {
   std::vector<int> input{224, 224};
   int batch = 8, accumulation = 1, chans = 3, q_pool = -1, steps = 30, warmup = 5, threads = 2, short_batch = 0;
   double lr = 1e-4, drop_path = 0;
-  bool tf32 = false;
+  bool tf32 = false, tune = false;
 };
 
 absl::StatusOr<v1::JobSpec> JobOf(const Arguments& arguments) {
@@ -68,7 +69,7 @@ absl::StatusOr<nlohmann::json> Bench(const Arguments& arguments) {
   const std::unique_ptr<Communicator> communicator = MakeSelfCommunicator();
   const bool cuda = arguments.device == "cuda" || (arguments.device == "auto" && CudaDeviceCount() > 0);
   ASSIGN_OR_RETURN(const std::unique_ptr<Step> step,
-                   MakeStep({spec, cuda, arguments.threads}, geometry, table, communicator.get()));
+                   MakeStep({spec, cuda, arguments.threads, arguments.tune}, geometry, table, communicator.get()));
   RETURN_IF_ERROR(step->Initialize());
   int64_t sample_size = geometry.spec.in_chans();
   for (int64_t size : geometry.input_size) sample_size *= size;
@@ -79,6 +80,7 @@ absl::StatusOr<nlohmann::json> Bench(const Arguments& arguments) {
   for (int64_t i = 0; i < batch; ++i) labels[i] = i % geometry.spec.num_classes();
 
   std::vector<double> times_ms;
+  std::clock_t processor_time = 0;
   std::vector<double> losses;
   for (int s = 0; s < arguments.warmup + arguments.steps; ++s) {
     std::vector<MicroBatch> micro_batches;
@@ -88,12 +90,14 @@ absl::StatusOr<nlohmann::json> Bench(const Arguments& arguments) {
       const int64_t first = (s * micro_steps + m) % 2 * batch;   // two halves in turn
       micro_batches.push_back({samples.data() + first * sample_size, labels.data(), ids, int32_t(batch), 0});
     }
+    if (s == arguments.warmup) processor_time = std::clock();
     const auto begin = std::chrono::steady_clock::now();
     ASSIGN_OR_RETURN(const StepResult result, step->Run(micro_batches, batch * micro_steps, arguments.lr, {}));
     const std::chrono::duration<double, std::milli> elapsed = std::chrono::steady_clock::now() - begin;
     if (s >= arguments.warmup) times_ms.push_back(elapsed.count());
     losses.push_back(result.loss);
   }
+  processor_time = std::clock() - processor_time;   // of all threads; includes what the driver spins
   std::sort(times_ms.begin(), times_ms.end());
   return nlohmann::json{{"step", step->Describe()},
                         {"variant", geometry.spec.variant()},
@@ -105,6 +109,7 @@ absl::StatusOr<nlohmann::json> Bench(const Arguments& arguments) {
                         {"steps", times_ms.size()},
                         {"full_step_median_ms", times_ms[times_ms.size() / 2]},
                         {"full_step_min_ms", times_ms.front()},
+                        {"processor_ms_per_step", 1e3 * double(processor_time) / CLOCKS_PER_SEC / double(times_ms.size())},
                         {"samples_per_s", 1000.0 * double(batch * micro_steps) / times_ms[times_ms.size() / 2]},
                         {"peak_memory_gib", double(step->peak_memory_bytes()) / double(int64_t{1} << 30)},
                         {"loss_first", losses.front()},
@@ -123,9 +128,10 @@ int Main(int argc, char** argv) {
   app.add_option("--drop-path", arguments.drop_path, "drop_path_rate");
   app.add_option("--batch", arguments.batch, "samples per micro-step");
   app.add_option("--accumulation", arguments.accumulation, "micro-steps per step");
-  app.add_option("--mode", arguments.mode, "auto|eager|optimized|graph_safe");
+  app.add_option("--mode", arguments.mode, "auto|eager|optimized|graph_safe|fused");
   app.add_option("--precision", arguments.precision, "fp32|bf16");
   app.add_flag("--tf32", arguments.tf32, "TF32 products in fp32");
+  app.add_flag("--tune", arguments.tune, "fused on a GPU: time the candidates of every product first");
   app.add_option("--sdpa", arguments.sdpa, "auto|math|flash|mem_efficient|cudnn");
   app.add_option("--device", arguments.device, "auto|cpu|cuda");
   app.add_option("--threads", arguments.threads, "compute threads on a CPU");
