@@ -39,9 +39,9 @@ struct Model {
     batch.rank = at::empty({B, n}, at::kLong);
     batch.drop_path = drop_path ? at::empty({2 * int64_t(geometry.blocks.size()), B}) : at::Tensor();
     for (int64_t b = 0; b < B; ++b) {
-      DrawMaskUnits({9, Draw::kMask, 0, uint64_t(b)}, n, geometry.num_kept, batch.units[b].mutable_data_ptr<int64_t>(),
+      DrawMaskUnits({0, Draw::kMask, 0, uint64_t(b)}, n, geometry.num_kept, batch.units[b].mutable_data_ptr<int64_t>(),
                     batch.rank[b].mutable_data_ptr<int64_t>());
-      if (drop_path) DrawDropPath(9, 0, b, geometry, batch.drop_path.mutable_data_ptr<float>() + b, B);
+      if (drop_path) DrawDropPath(0, 0, b, geometry, batch.drop_path.mutable_data_ptr<float>() + b, B);
     }
     batch.weight = at::rand({B}) + 0.5;
     batch.labels = at::arange(B) % geometry.spec.num_classes();
