@@ -100,6 +100,15 @@ void Coordinator::BeginDrain() {
   Post([this] { draining_ = true; });
 }
 
+void Coordinator::EndSessions() {
+  Post([this] {
+    AfterCommit([this](const absl::Status&) {
+      for (auto& [id, session] : agents_) session.link->Close(Stopped());
+      for (auto& [id, session] : workers_) session.link->Close(Stopped());
+    });
+  });
+}
+
 std::chrono::nanoseconds Coordinator::NextWake() const {
   return parked_.empty() && active_.empty() ? std::chrono::milliseconds(500) : std::chrono::milliseconds(200);
 }
@@ -200,6 +209,7 @@ void Coordinator::Change(LiveJob* job, const JobEvent& event) {
   Touch(*job);
   const v1::JobState before = job->row.state;
   const int attempt_before = job->row.attempt;
+  const bool same_words = job->row.message == step.row.message;
   MarkOrders(*job);
   job->row = std::move(step.row);
   const JobRow& row = job->row;
@@ -221,7 +231,7 @@ void Coordinator::Change(LiveJob* job, const JobEvent& event) {
     spdlog::info("job {} ({}): {} -> {}{}{}{}", row.id, row.spec.name(), v1::JobState_Name(before), v1::JobState_Name(row.state),
                  row.attempt > 0 ? absl::StrCat(", attempt ", row.attempt) : "",
                  row.reason == v1::REASON_UNSPECIFIED ? "" : absl::StrCat(", ", v1::Reason_Name(row.reason)),
-                 row.message.empty() ? "" : absl::StrCat(": ", row.message));
+                 row.message.empty() || same_words ? "" : absl::StrCat(": ", row.message));
   }
   MarkOrders(*job);
   place_ = true;

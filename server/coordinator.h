@@ -86,6 +86,7 @@ class Coordinator {
   void Stop();    // after the turn under way; what is posted later is answered UNAVAILABLE
   void Turn();    // one turn without waiting (tests; Run is a loop of it)
   void BeginDrain();   // places no more jobs, takes no more submissions
+  void EndSessions();  // agents and workers are told to dial again later
 
   // For clients. Replies come after the commit.
   void Submit(v1::SubmitRequest request, absl::Status folder_check, Reply<v1::SubmitReply> reply);

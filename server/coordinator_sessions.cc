@@ -22,6 +22,20 @@ bool HasBegun(v1::Phase phase) {
   return phase == v1::PHASE_TRAINING || phase == v1::PHASE_EVALUATING || phase == v1::PHASE_CHECKPOINTING;
 }
 
+// The last few lines of a log, as part of a sentence. The whole is in rank-N.log.
+std::string LastLines(const std::string& log) {
+  constexpr size_t kLines = 3, kLineBytes = 300;
+  std::vector<std::string> lines;
+  for (const std::string& line : Split(log, '\n')) {
+    if (line.find_first_not_of(" \t\r") != std::string::npos) lines.push_back(line);
+  }
+  std::string words;
+  for (size_t i = lines.size() > kLines ? lines.size() - kLines : 0; i < lines.size(); ++i) {
+    absl::StrAppend(&words, words.empty() ? "" : " | ", PrintableSentence(lines[i], kLineBytes));
+  }
+  return words;
+}
+
 // How an agent's word on an ended process is read.
 RankEnded EndOf(const v1::RankProcess& process) {
   RankEnded end{process.rank(), process.reason(), "", true, process.signal()};
@@ -38,11 +52,9 @@ RankEnded EndOf(const v1::RankProcess& process) {
     }
   }
   if (end.reason == v1::REASON_HOST_OOM) absl::StrAppend(&how, " because the machine ran out of memory");
-  // The last lines say most.
-  std::string words = process.last_words();
-  while (!words.empty() && (words.back() == '\n' || words.back() == ' ')) words.pop_back();
-  if (words.size() > 1500) words = words.substr(words.size() - 1500);
-  end.message = words.empty() ? how : absl::StrCat(how, "; its last words: ", PrintableSentence(words, limits::kMessageBytes));
+  if (end.reason == v1::REASON_NODE_LOST) how = "the worker was ended with its agent";
+  const std::string words = LastLines(process.last_words());
+  end.message = words.empty() ? how : absl::StrCat(how, "; its last words: ", words);
   return end;
 }
 

@@ -112,13 +112,14 @@ TEST_F(CoordinatorTest, AWorkersEndDuringAStoreFaultIsNotLost) {
   ASSERT_EQ(sqlite3_open((folder_ + "/hierad.db").c_str(), &other), SQLITE_OK);
   ASSERT_EQ(sqlite3_exec(other, "BEGIN EXCLUSIVE", nullptr, nullptr, nullptr), SQLITE_OK);
   workers[0]->End(v1::REASON_DATA_ERROR, "bad sample 7");
+  Settle();
+  ASSERT_TRUE(workers[0]->link->closed.has_value());
+  EXPECT_EQ(workers[0]->link->closed->code(), absl::StatusCode::kUnavailable);   // so that it says it again
   workers[0]->Close();
   node->End({id, 1, 0}, v1::REASON_UNSPECIFIED, 1);
   node->Report();
   Settle();
   EXPECT_EQ(node->processes.size(), 1u);   // not acknowledged
-  ASSERT_TRUE(workers[0]->link->closed.has_value());
-  EXPECT_EQ(workers[0]->link->closed->code(), absl::StatusCode::kUnavailable);   // so that it says it again
   sqlite3_close(other);
   Pass(2);
   EXPECT_EQ(Get(id).state(), v1::FAILED);

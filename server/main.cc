@@ -106,6 +106,7 @@ absl::Status Serve(const ServerConfig& config, const sigset_t& stop_signals) {
   }
   agent.reset();
   exporter.reset();
+  coordinator->EndSessions();
   (*rpc)->Stop();
   end_loop();
   spdlog::info("stopped");
