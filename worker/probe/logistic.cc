@@ -261,7 +261,7 @@ ChosenStrength ChooseStrength(const LabelledRows& rows, const std::vector<int>& 
   }
   size_t best = 0;
   for (size_t i = 1; i < grid.size(); ++i)
-    if (right[i] > right[best] || (right[i] == right[best] && loss[i] < loss[best])) best = i;
+    if (loss[i] < loss[best]) best = i;
   return {grid[best], right[best] / rows.rows};
 }
 

@@ -120,7 +120,7 @@ TEST(ChooseStrength, TakesTheBestOfTheGridOnHeldOutRows) {
     half.labels_N.push_back(rows.labels_N[n]);
     half.x_NF.insert(half.x_NF.end(), rows.x_NF.begin() + n * 60, rows.x_NF.begin() + (n + 1) * 60);
   }
-  double best_accuracy = 0, best_loss = 0, best_c = 0;
+  double best_accuracy = 0, best_loss = 1e9, best_c = 0;
   for (double c : StrengthGrid()) {
     double accuracy = 0, loss = 0;
     for (int held_out : {0, 1}) {
@@ -129,7 +129,7 @@ TEST(ChooseStrength, TakesTheBestOfTheGridOnHeldOutRows) {
       accuracy += model.Accuracy(scale.Apply(halves[held_out])) / 2;
       loss += model.MeanLogLoss(scale.Apply(halves[held_out]));
     }
-    if (accuracy > best_accuracy || (accuracy == best_accuracy && loss < best_loss)) best_accuracy = accuracy, best_loss = loss, best_c = c;
+    if (loss < best_loss) best_accuracy = accuracy, best_loss = loss, best_c = c;
   }
   const ChosenStrength chosen = ChooseStrength(rows, fold_N, 2);
   EXPECT_EQ(chosen.c, best_c);
