@@ -93,6 +93,7 @@ void WaitWithoutSpinning(const TrainerOptions& options, char** argv) {
   };
   TrainerParts parts;
   parts.make_step = MakeStep;
+  parts.batch_memory = BatchMemory(options.cuda);
   parts.give_up = leave;
   Trainer trainer(std::move(options), std::move(parts), session);
   const TrainEnd end = trainer.Run();

@@ -155,6 +155,8 @@ absl::Status Trainer::OpenRun(int64_t first_step) {
   loader.world_size = options_.world_size;
   loader.first_step = first_step;
   loader.threads = options_.loader_threads;
+  loader.allocate = parts_.batch_memory.allocate;
+  loader.release = parts_.batch_memory.release;
   if (first_step < length_.total_steps) {
     ASSIGN_OR_RETURN(loader_, MakeLoader(dataset_, loader));
   }
@@ -312,6 +314,8 @@ absl::StatusOr<bool> Trainer::Evaluate() {
   options.world_size = options_.world_size;
   options.threads = options_.loader_threads;
   options.one_pass = true;
+  options.allocate = parts_.batch_memory.allocate;
+  options.release = parts_.batch_memory.release;
   const int64_t per_batch = int64_t(spec_.step().batch_per_rank()) * options_.world_size;
   const int64_t batches = (eval_dataset_->count() + per_batch - 1) / per_batch;
   DoublePair own;

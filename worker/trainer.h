@@ -45,6 +45,7 @@ struct TrainerOptions {
 // What tests replace.
 struct TrainerParts {
   std::function<absl::StatusOr<std::unique_ptr<Step>>(const StepOptions&, const Geometry&, const ParameterTable&, Communicator*)> make_step;
+  HostMemory batch_memory;             // where the loaders' batches live
   std::chrono::milliseconds rendezvous_timeout{180'000};
   CommunicatorOptions communicator;    // its limits
   StepWatch::Limits watch;

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <chrono>
 #include <cstdio>
+#include <cstring>
 #include <ctime>
 #include <memory>
 #include <string>
@@ -74,7 +75,14 @@ absl::StatusOr<nlohmann::json> Bench(const Arguments& arguments) {
   int64_t sample_size = geometry.spec.in_chans();
   for (int64_t size : geometry.input_size) sample_size *= size;
   const int64_t batch = spec.step().batch_per_rank(), micro_steps = spec.step().accumulation();
-  const std::vector<float> samples = RandomSamples(2 * batch, sample_size);
+  const std::vector<float> drawn = RandomSamples(2 * batch, sample_size);
+  // As the loader would hold them.
+  const HostMemory memory = BatchMemory(cuda);
+  const float* samples = drawn.data();
+  if (memory.allocate) {
+    void* pinned = memory.allocate(drawn.size() * sizeof(float));
+    if (pinned != nullptr) samples = static_cast<const float*>(std::memcpy(pinned, drawn.data(), drawn.size() * sizeof(float)));
+  }
   std::vector<uint64_t> visits(batch * micro_steps);
   std::vector<int64_t> labels(batch);
   for (int64_t i = 0; i < batch; ++i) labels[i] = i % geometry.spec.num_classes();
@@ -88,7 +96,7 @@ absl::StatusOr<nlohmann::json> Bench(const Arguments& arguments) {
       uint64_t* ids = visits.data() + m * batch;
       for (int64_t i = 0; i < batch; ++i) ids[i] = uint64_t(s * micro_steps + m) * batch + i;
       const int64_t first = (s * micro_steps + m) % 2 * batch;   // two halves in turn
-      micro_batches.push_back({samples.data() + first * sample_size, labels.data(), ids, int32_t(batch), 0});
+      micro_batches.push_back({samples + first * sample_size, labels.data(), ids, int32_t(batch), 0});
     }
     if (s == arguments.warmup) processor_time = std::clock();
     const auto begin = std::chrono::steady_clock::now();

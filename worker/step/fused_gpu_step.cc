@@ -375,6 +375,15 @@ class FusedGpuStep : public Step {
 
 }  // namespace
 
+HostMemory BatchMemory(bool cuda) {
+  if (!cuda) return {};
+  return {[](size_t bytes) {
+            void* memory = nullptr;
+            return cudaMallocHost(&memory, bytes) == cudaSuccess ? memory : nullptr;
+          },
+          [](void* memory) { cudaFreeHost(memory); }};
+}
+
 absl::StatusOr<std::unique_ptr<Step>> MakeFusedGpuStep(const StepOptions& options, const ParameterTable& table, Communicator* communicator) {
   const ComputeType compute = options.spec.step().precision() == "bf16" ? ComputeType::kBF16 : ComputeType::kF32;
   ASSIGN_OR_RETURN(Plan plan, Plan::Make(options.spec, {.compute = compute}));

@@ -4,6 +4,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <string>
 #include <vector>
@@ -39,6 +40,13 @@ struct StepResult {
   bool skipped = false;      // non-finite loss or gradient: no update
   StepSignals signals;       // OR over the ranks
 };
+
+// Memory for batches that a step copies to its device: pinned for a GPU; for a CPU both are empty: the loader's own.
+struct HostMemory {
+  std::function<void*(size_t bytes)> allocate;
+  std::function<void(void* memory)> release;
+};
+HostMemory BatchMemory(bool cuda);
 
 struct StepOptions {
   v1::JobSpec spec;          // defaults filled in, mode and device resolved
