@@ -204,7 +204,6 @@ absl::StatusOr<TrainEnd> Trainer::Train() {
 }
 
 absl::StatusOr<Trainer::After> Trainer::TrainStep() {
-  Activity(absl::StrCat("step ", done_ + 1));
   v1::StepMetrics metrics;
   const bool first = done_ == first_done_;
   ASSIGN_OR_RETURN(const StepResult result, RunStep(&metrics));
@@ -233,6 +232,8 @@ absl::StatusOr<Trainer::After> Trainer::TrainStep() {
 absl::StatusOr<StepResult> Trainer::RunStep(v1::StepMetrics* metrics) {
   const auto begin = Now();
   const double waited_before = loader_->data_wait_s();
+  // Told apart for the ranks that wait for this one: a slow reader is no dead peer.
+  Activity(absl::StrCat("reading the data of step ", done_ + 1));
   std::vector<MicroBatch> batches;
   for (int i = 0; i < spec_.step().accumulation(); ++i) {
     ASSIGN_OR_RETURN(const MicroBatch batch, loader_->Next());
@@ -240,6 +241,7 @@ absl::StatusOr<StepResult> Trainer::RunStep(v1::StepMetrics* metrics) {
   }
   const int64_t samples = length_.RealSamples(done_);
   const double lr = LearningRate(spec_, done_, length_.total_steps);
+  Activity(absl::StrCat("step ", done_ + 1));
   watched_step_ = done_ + 1;
   if (watch_) watch_->Begin();
   ASSIGN_OR_RETURN(StepResult result, step_->Run(batches, samples, lr, Signals()));
