@@ -175,6 +175,7 @@ void Coordinator::CheckRank(LiveJob* job, int rank, const Node& node, const v1::
   RankLive& live = job->ranks[rank];
   const RankRow& row = job->row.ranks[rank];
   if (process != nullptr && !process->ended()) {
+    live.exit.reset();   // missed in an earlier report, but there
     live.pid = process->pid();
     Change(job, ProcessSeen{rank, process->pid() > 0 ? process->pid() : -1});
     return;

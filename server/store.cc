@@ -303,6 +303,7 @@ absl::StatusOr<std::vector<JobRow>> Store::LoadLive() {
   }
   if (absl::Status s = select.Finish("cannot read"); !s.ok()) return s;
   for (JobRow& row : rows) {
+    if (row.attempt == 0) continue;   // has neither ranks nor checkpoints; most of a long queue
     if (absl::Status s = LoadParts(&row); !s.ok()) return s;
   }
   return rows;
