@@ -4,18 +4,21 @@
 
 #include <ATen/ATen.h>
 
+#include "worker/model/operations.h"
 #include "worker/model/parts.h"
 
 namespace hierad {
 namespace {
 
+Affine LinearOf(Weights* weights, const std::string& name) {
+  return {weights->Product(name + ".weight"), weights->Product(name + ".bias"), weights->Direct(name)};
+}
+
 BlockWeights Block(Weights* weights, const std::string& name, bool shortcut) {
   auto norm = [&](const char* part) {
     return Affine{weights->Exact(name + part + ".weight"), weights->Exact(name + part + ".bias")};
   };
-  auto linear = [&](const char* part) {
-    return Affine{weights->Product(name + part + ".weight"), weights->Product(name + part + ".bias")};
-  };
+  auto linear = [&](const char* part) { return LinearOf(weights, name + part); };
   return {norm(".norm1"),   linear(".attn.qkv"), linear(".attn.proj"), norm(".norm2"),
           linear(".mlp.fc1"), linear(".mlp.fc2"), shortcut ? linear(".proj") : Affine{}};
 }
@@ -72,17 +75,17 @@ Hiera::Parts::Parts(const Geometry& geometry, Weights* weights)
     for (size_t i = 0; i < geometry.fusion_kernels.size(); ++i) {
       fusion.push_back(product("multi_scale_fusion_heads." + std::to_string(i)));
     }
-    decoder_embed = product("decoder_embed");
+    decoder_embed = LinearOf(weights, "decoder_embed");
     mask_token = exact("mask_token");
     decoder_pos_embed = exact("decoder_pos_embed");
     for (int64_t i = 0; i < geometry.decoder_depth; ++i) {
       decoder_blocks.push_back(Block(weights, "decoder_blocks." + std::to_string(i), false));
     }
     decoder_norm = norm_of("decoder_norm");
-    decoder_pred = product("decoder_pred");
+    decoder_pred = LinearOf(weights, "decoder_pred");
   } else {
     norm = norm_of("norm");
-    head = product("head.projection");
+    head = LinearOf(weights, "head.projection");
   }
 
   const at::Device device = weights->parameters.device();
@@ -155,6 +158,7 @@ at::Tensor Hiera::Parts::NormalizedTarget(const at::Tensor& label) const {
 }
 
 at::Tensor Hiera::Parts::Linear(const at::Tensor& x, const Affine& affine) const {
+  if (affine.direct != nullptr) return DirectLinear(x.to(compute_type), affine.weight, affine.bias, affine.direct);
   return at::linear(x.to(compute_type), affine.weight, affine.bias);
 }
 

@@ -17,8 +17,8 @@ namespace hierad {
 namespace {
 
 struct Model {
-  explicit Model(const v1::ModelSpec& spec, at::ScalarType type = at::kFloat)
-      : geometry(*Geometry::From(spec)), table(ParameterTable::For(geometry)), weights(table, at::kCPU, type, 0),
+  explicit Model(const v1::ModelSpec& spec, at::ScalarType type = at::kFloat, bool direct = false)
+      : geometry(*Geometry::From(spec)), table(ParameterTable::For(geometry)), weights(table, at::kCPU, type, 3, direct),
         hiera(geometry, &weights) {
     at::set_num_threads(1);   // tests run beside others: two spinning threads would wait for each other
     InitializeParameters(table, 3, weights.parameters.mutable_data_ptr<float>());
@@ -49,8 +49,8 @@ struct Model {
   }
 
   // Loss, outputs and all gradients.
-  std::pair<ForwardResult, at::Tensor> Run(const BatchTensors& batch, Rewrite rewrite) {
-    weights.ZeroGradients();
+  std::pair<ForwardResult, at::Tensor> Run(const BatchTensors& batch, Rewrite rewrite, bool overwrite = false) {
+    weights.BeginStep(overwrite);
     weights.BeginBackward();
     ForwardResult result = hiera.Forward(batch, {rewrite, true});
     result.loss.backward();
@@ -102,6 +102,24 @@ INSTANTIATE_TEST_SUITE_P(Dims, RewritesTest, testing::Combine(testing::Values(1,
                            return std::get<1>(info.param) + std::to_string(std::get<0>(info.param)) + "d";
                          });
 
+// Linear layers that write their gradients themselves: the same gradients, over whatever was there, and added to.
+TEST(HieraTest, DirectGradientsAreAutograds) {
+  for (at::ScalarType type : {at::kFloat, at::kBFloat16}) {
+    for (const char* task : {"mae", "classify"}) {
+      Model plain(SmallModel(2, task), type), direct(SmallModel(2, task), type, true);
+      const BatchTensors batch = plain.Batch(3);
+      const at::Tensor expected = plain.Run(batch, Rewrite::kOptimized).second;
+      EXPECT_LT(Difference(direct.Run(batch, Rewrite::kOptimized).second, expected), 1e-6);
+      for (const Parameter& p : direct.table.parameters) direct.weights.Gradient(p.name).fill_(7);
+      EXPECT_LT(Difference(direct.Run(batch, Rewrite::kOptimized, /*overwrite=*/true).second, expected), 1e-6);
+      direct.weights.BeginBackward();   // a second micro-batch
+      direct.hiera.Forward(batch, {}).loss.backward();
+      direct.weights.EndBackward();
+      EXPECT_LT(Difference(direct.weights.gradients, expected * 2), 1e-6);
+    }
+  }
+}
+
 TEST(HieraTest, FeaturesAgree) {
   for (int dims : {1, 2, 3}) {
     Model model(SmallModel(dims));
@@ -124,7 +142,7 @@ TEST(HieraTest, GradientsAreThoseOfTheLoss) {
   const c10::NoGradGuard no_grad;
   at::manual_seed(4);
   for (int trial = 0; trial < 3; ++trial) {
-    at::Tensor direction = gradients * at::rand_like(gradients);
+    at::Tensor direction = (gradients * at::rand_like(gradients)).narrow(0, 0, model.table.flat_size);
     direction = direction / direction.norm();
     constexpr double kStep = 2e-3;
     const at::Tensor saved = model.weights.parameters.clone();
@@ -134,7 +152,7 @@ TEST(HieraTest, GradientsAreThoseOfTheLoss) {
     };
     const double numeric = (loss_at(kStep) - loss_at(-kStep)) / (2 * kStep);
     model.weights.parameters.copy_(saved);
-    const double analytic = (gradients * direction).sum().item<double>();
+    const double analytic = (gradients.narrow(0, 0, model.table.flat_size) * direction).sum().item<double>();
     EXPECT_NEAR(numeric, analytic, 0.005 * std::abs(analytic)) << result.loss.item<float>();
   }
 }

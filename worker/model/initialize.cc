@@ -9,15 +9,22 @@
 namespace hierad {
 namespace {
 
+// Element i from Uniform(i), four of each block.
 void FillUniform(const RandomStream& stream, double bound, float* out, int64_t size) {
-  for (int64_t i = 0; i < size; ++i) out[i] = float((2.0 * stream.Uniform(i) - 1.0) * bound);
+  for (int64_t i = 0; i < size; i += 4) {
+    const Random4 block = stream.At(uint32_t(i >> 2));
+    for (int64_t j = 0; j < 4 && i + j < size; ++j) {
+      out[i + j] = float((2.0 * (float(block.v[j] >> 8) * (1.0f / 16777216.0f)) - 1.0) * bound);
+    }
+  }
 }
 
 // Box-Muller, two values of each four words; std 0.02 lies a hundred times inside torch's cut at +-2.
 void FillNormal02(const RandomStream& stream, float* out, int64_t size) {
   for (int64_t i = 0; i < size; i += 2) {
-    const double u = (double(stream.Word(i)) + 1.0) / 4294967296.0;   // (0, 1]
-    const double angle = 2 * std::numbers::pi * double(stream.Word(i + 1)) / 4294967296.0;
+    const Random4 block = stream.At(uint32_t(i >> 2));
+    const double u = (double(block.v[i & 2]) + 1.0) / 4294967296.0;   // (0, 1]
+    const double angle = 2 * std::numbers::pi * double(block.v[(i & 2) + 1]) / 4294967296.0;
     const double radius = 0.02 * std::sqrt(-2 * std::log(u));
     out[i] = float(radius * std::cos(angle));
     if (i + 1 < size) out[i + 1] = float(radius * std::sin(angle));

@@ -57,6 +57,30 @@ struct MaxPoolFunction : torch::autograd::Function<MaxPoolFunction> {
   }
 };
 
+struct DirectLinearFunction : torch::autograd::Function<DirectLinearFunction> {
+  static at::Tensor forward(AutogradContext* context, const at::Tensor& x, const at::Tensor& weight,
+                            const at::Tensor& bias, const LinearGradients* gradients) {
+    context->save_for_backward({x, weight});
+    context->saved_data["gradients"] = reinterpret_cast<int64_t>(gradients);
+    return at::linear(x, weight, bias);
+  }
+  static variable_list backward(AutogradContext* context, variable_list gradients) {
+    const variable_list saved = context->get_saved_variables();
+    const auto* to = reinterpret_cast<const LinearGradients*>(context->saved_data["gradients"].toInt());
+    const at::Tensor &x = saved[0], &weight = saved[1];
+    const at::Tensor g = gradients[0].reshape({-1, weight.size(0)});
+    at::Tensor weight_gradient = to->weight, bias_gradient = to->bias;
+    if (to->owner->accumulate()) {
+      weight_gradient.addmm_(g.t(), x.reshape({-1, weight.size(1)}));
+      bias_gradient.add_(g.sum(0));
+    } else {
+      at::mm_out(weight_gradient, g.t(), x.reshape({-1, weight.size(1)}));
+      at::sum_out(bias_gradient, g, at::IntArrayRef{0});
+    }
+    return {at::mm(g, weight).view(x.sizes()), {}, {}, {}};
+  }
+};
+
 struct SquaredErrorFunction : torch::autograd::Function<SquaredErrorFunction> {
   static at::Tensor forward(AutogradContext* context, const at::Tensor& pred, const at::Tensor& label,
                             const at::Tensor& weight) {
@@ -89,6 +113,11 @@ at::Tensor PlaceRows(const at::Tensor& rows, const at::Tensor& filler, const at:
 }
 
 at::Tensor MaxPool(const at::Tensor& x, int64_t stride) { return MaxPoolFunction::apply(x, stride); }
+
+at::Tensor DirectLinear(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias,
+                        const LinearGradients* gradients) {
+  return DirectLinearFunction::apply(x, weight, bias, gradients);
+}
 
 at::Tensor WeightedSquaredError(const at::Tensor& pred, const at::Tensor& label, const at::Tensor& weight) {
   return SquaredErrorFunction::apply(pred, label, weight);

@@ -13,6 +13,7 @@ inline constexpr double kNormEpsilon = 1e-6;
 
 struct Affine {
   at::Tensor weight, bias;
+  const LinearGradients* direct = nullptr;   // of linear layers, if the weights are direct
 };
 
 struct BlockWeights {

@@ -5,8 +5,9 @@
 
 namespace hierad {
 
-Weights::Weights(const ParameterTable& table, at::Device device, at::ScalarType compute_type, int64_t tail)
-    : table_(table), compute_type_(compute_type) {
+Weights::Weights(const ParameterTable& table, at::Device device, at::ScalarType compute_type, int64_t tail,
+                 bool direct)
+    : table_(table), compute_type_(compute_type), direct_(direct) {
   const at::TensorOptions options = at::TensorOptions().device(device).dtype(at::kFloat);
   parameters = at::zeros({table.flat_size}, options);
   gradients = at::zeros({table.flat_size + tail}, options);
@@ -43,14 +44,42 @@ void Weights::RefreshComputeCopy() {
   if (compute_type_ != at::kFloat) compute_parameters_.copy_(parameters);
 }
 
-void Weights::ZeroGradients() { gradients.zero_(); }
+const LinearGradients* Weights::Direct(const std::string& name) {
+  if (!direct_) return nullptr;
+  const at::Tensor& flat = compute_type_ == at::kFloat ? gradients : compute_gradients_;
+  linear_gradients_.push_back(std::make_unique<LinearGradients>(
+      LinearGradients{View(flat, name + ".weight"), View(flat, name + ".bias"), this}));
+  direct_names_.insert({name + ".weight", name + ".bias"});
+  return linear_gradients_.back().get();
+}
+
+// All but what direct gradients will overwrite, the tail included; neighbours in one stroke.
+void Weights::ZeroIndirect(const at::Tensor& flat) {
+  int64_t begin = 0;
+  for (const hierad::Parameter& p : table_.parameters) {
+    if (!direct_names_.contains(p.name)) continue;
+    if (p.offset > begin) flat.narrow(0, begin, p.offset - begin).zero_();
+    begin = (p.offset + p.size + kParameterAlign - 1) / kParameterAlign * kParameterAlign;   // padding stays zero
+  }
+  if (flat.size(0) > begin) flat.narrow(0, begin, flat.size(0) - begin).zero_();
+}
+
+void Weights::BeginStep(bool overwrite) {
+  overwrite_ = overwrite && direct_ && compute_type_ == at::kFloat;
+  if (overwrite_) {
+    ZeroIndirect(gradients);
+  } else {
+    gradients.zero_();
+  }
+}
 
 void Weights::BeginBackward() {
-  if (compute_type_ != at::kFloat) compute_gradients_.zero_();
+  if (compute_type_ != at::kFloat) ZeroIndirect(compute_gradients_);
 }
 
 void Weights::EndBackward() {
   c10::NoGradGuard no_grad;
+  overwrite_ = false;
   if (compute_type_ != at::kFloat) gradients.narrow(0, 0, table_.flat_size).add_(compute_gradients_);
 }
 

@@ -33,7 +33,8 @@ class TorchStep : public Step {
             Communicator* communicator, std::unique_ptr<Accelerator> accelerator, const std::string& attention)
       : spec_(options.spec), mode_(mode), table_(table), communicator_(*communicator),
         accelerator_(std::move(accelerator)),
-        weights_(table, accelerator_->device(), spec_.step().precision() == "bf16" ? at::kBFloat16 : at::kFloat, kTailSize),
+        weights_(table, accelerator_->device(), spec_.step().precision() == "bf16" ? at::kBFloat16 : at::kFloat, kTailSize,
+                 /*direct=*/mode != Mode::kEager),
         model_(geometry, &weights_),
         adamw_(table, spec_.optimizer(), weights_.parameters, weights_.gradients),
         staging_(geometry, spec_, *accelerator_),
@@ -94,7 +95,10 @@ class TorchStep : public Step {
                                  StepSignals signals) override {
     StepResult result;
     RETURN_IF_ERROR(Inside(absl::StrCat("step ", step_ + 1), [&]() -> absl::Status {
-      weights_.ZeroGradients();
+      // A record adds to what is there, the first time too.
+      const bool captured = mode_ == Mode::kGraphSafe && accelerator_->captures();
+      const bool any = std::any_of(micro_batches.begin(), micro_batches.end(), [](const MicroBatch& b) { return b.real > 0; });
+      weights_.BeginStep(/*overwrite=*/any && !captured);
       const double weight = 1.0 / (double(std::max<int64_t>(1, real_samples)) * double(model_.loss_elements()));
       for (size_t i = 0; i < micro_batches.size(); ++i) {
         if (micro_batches[i].real > 0) RETURN_IF_ERROR(ForwardBackward(int(i), micro_batches[i], weight));
