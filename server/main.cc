@@ -119,16 +119,16 @@ int Main(int argc, char** argv) {
   std::string config_file;
   ServerConfig flags;
   app.add_option("--config", config_file, absl::StrCat("Settings (configs/hierad.yaml shows all); default: ", kSystemConfig, " if it is there"));
-  app.add_option("--state", flags.state_folder, absl::StrCat("Folder of hierad's state; default: ", DefaultStateFolder()));
+  app.add_option("--state,--state-folder", flags.state_folder, absl::StrCat("Folder of hierad's state; default: ", DefaultStateFolder()));
   app.add_option("--listen", flags.listen, "unix:/path; default: unix:STATE/hierad.sock");
   app.add_option("--tcp", flags.tcp, "host:port on the loopback; default: none");
   app.add_option("--metrics", flags.metrics, "host:port of the Prometheus exporter, or off; default: 127.0.0.1:9464");
   app.add_option("--agent", flags.agent, "auto: see to the agent of this machine; none; default: auto");
   app.add_option("--agent-lifetime", flags.agent_lifetime, "service: workers outlive hierad; session: they end with it; default: service");
   app.add_option("--cpu-slots", flags.cpu_slots, "CPU ranks at a time on this machine; default: one per core");
-  app.add_option("--runs", flags.runs_folder, "Folder of the runs; default: STATE/runs");
-  app.add_option("--stop-grace", flags.stop_grace_s, "Seconds from SIGTERM to SIGKILL of a cancelled worker; default: 30");
-  app.add_option("--node-lost-after", flags.node_lost_after_s, "Seconds without a report until a node is given up; default: 15");
+  app.add_option("--runs,--runs-folder", flags.runs_folder, "Folder of the runs; default: STATE/runs");
+  app.add_option("--stop-grace,--stop-grace-s", flags.stop_grace_s, "Seconds from SIGTERM to SIGKILL of a cancelled worker; default: 30");
+  app.add_option("--node-lost-after,--node-lost-after-s", flags.node_lost_after_s, "Seconds without a report until a node is given up; default: 15");
   app.add_option("--log-level", flags.log_level, "debug, info, warn, error; default: info");
   try {
     app.parse(argc, argv);
