@@ -2,6 +2,9 @@
 
 #include <cerrno>
 #include <cmath>
+#include <fcntl.h>
+#include <sys/file.h>
+#include <system_error>
 #include <unistd.h>
 #include <utility>
 
@@ -22,6 +25,7 @@ namespace {
 constexpr size_t kRecentMetrics = 4096;          // sent once more after a resume: hierad may lack them
 constexpr int kSaveTries = 5;                    // failures in a row that end the attempt; 1, 2, 4, 8 s apart
 constexpr std::chrono::seconds kSpeedWindow{10};
+constexpr std::chrono::milliseconds kLockRetry{100};
 constexpr int kEvaluationBatchesPerLook = 32;    // between two looks for a stop
 
 double Seconds(std::chrono::nanoseconds t) { return std::chrono::duration<double>(t).count(); }
@@ -101,6 +105,7 @@ absl::Status Trainer::Join() {
 absl::Status Trainer::Load() {
   Phase(v1::PHASE_LOADING);
   Activity("loading");
+  RETURN_IF_ERROR(Agree(communicator_.get(), options_.rank == 0 ? LockFolder() : absl::OkStatus()));
   ASSIGN_OR_RETURN(StartingPoint start,
                    ReadStartingPoint(options_.run_folder, table_, options_.known_checkpoint_step, communicator_.get()));
   for (const std::string& path : start.damaged) spdlog::error("damaged checkpoint, not used: {}", Printable(path));
@@ -133,6 +138,25 @@ absl::Status Trainer::Load() {
     return step_->Load(state);
   };
   return Agree(communicator_.get(), make());
+}
+
+// Two writers would mix their metrics and remove each other's checkpoints. The kernel lets go when the process ends.
+absl::Status Trainer::LockFolder() {
+  lock_ = UniqueFd(open(options_.run_folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
+  if (!lock_) return ErrnoStatus(errno, "cannot open the run folder", options_.run_folder);
+  const auto deadline = Now() + parts_.folder_timeout;
+  while (flock(lock_.get(), LOCK_EX | LOCK_NB) != 0) {
+    if (errno != EWOULDBLOCK) {   // some network file systems
+      spdlog::warn("the run folder cannot be locked ({}); start no second run in it", std::generic_category().message(errno));
+      break;
+    }
+    if (Now() >= deadline) {
+      return ErrorOf(v1::REASON_CHECKPOINT, absl::StrCat("another process still writes to \"", Printable(options_.run_folder),
+                                                         "\"; end it, or use another output.folder"));
+    }
+    SleepFor(kLockRetry);
+  }
+  return absl::OkStatus();
 }
 
 absl::Status Trainer::OpenRun(int64_t first_step) {

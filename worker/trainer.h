@@ -14,6 +14,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "base/fs.h"
 #include "base/plan/geometry.h"
 #include "base/plan/parameters.h"
 #include "hierad/v1/job.pb.h"
@@ -47,6 +48,7 @@ struct TrainerParts {
   std::function<absl::StatusOr<std::unique_ptr<Step>>(const StepOptions&, const Geometry&, const ParameterTable&, Communicator*)> make_step;
   HostMemory batch_memory;             // where the loaders' batches live
   std::chrono::milliseconds rendezvous_timeout{180'000};
+  std::chrono::milliseconds folder_timeout{20'000};    // for a former attempt to let go of the run folder
   CommunicatorOptions communicator;    // its limits
   StepWatch::Limits watch;
   // Ends the process: called from the watch's thread, does not return.
@@ -72,6 +74,7 @@ class Trainer {
   absl::Status Prepare();
   absl::Status Join();
   absl::Status Load();
+  absl::Status LockFolder();
   absl::Status OpenRun(int64_t first_step);
   absl::StatusOr<TrainEnd> Train();
 
@@ -109,6 +112,7 @@ class Trainer {
   std::shared_ptr<Dataset> dataset_, eval_dataset_;
   std::unique_ptr<Loader> loader_;
   std::unique_ptr<Step> step_;
+  UniqueFd lock_;                                 // rank 0: on the run folder
   std::optional<CheckpointFolder> checkpoints_;   // rank 0
   std::optional<MetricsFile> metrics_;            // rank 0
   RunLength length_{};

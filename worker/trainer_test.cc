@@ -128,6 +128,7 @@ class Trainers : public ::testing::Test {
     options.world_size = ranks;
     attempt.change(&options);
     TrainerParts parts;
+    parts.folder_timeout = std::chrono::milliseconds(200);
     parts.make_step = [&](const StepOptions& o, const Geometry& g, const ParameterTable& t, Communicator* c) {
       return absl::StatusOr<std::unique_ptr<Step>>(std::make_unique<FakeStep>(o, g, t, c, attempt.faults));
     };
@@ -360,6 +361,23 @@ TEST_F(Trainers, ADamagedNewestCheckpointIsPassedOver) {
   EXPECT_EQ(Lines(folder_), Lines(undisturbed));
   for (const std::string& name : Saved(folder_)) ASSERT_EQ(unlink((folder_ + "/checkpoints/" + name + "/state.json").c_str()), 0);
   for (const std::string& end : Run(2, {}, folder_)) EXPECT_THAT(end, AllOf(HasSubstr("REASON_CHECKPOINT"), HasSubstr("are damaged")));
+}
+
+TEST_F(Trainers, ASecondWriterOfAFolderIsRefused) {
+  Attempt outer;
+  std::string inner;
+  const std::string folder = folder_;
+  outer.prepare = [&](FakeSession* session, int) {
+    session->on_step = [&](FakeSession* s, int64_t step) {
+      if (step != 2) return;
+      inner = Run(1, {}, folder)[0];
+      s->wanted = Session::Want::kPause;
+    };
+  };
+  outer.look = [&](const FakeSession&) { return inner; };
+  EXPECT_THAT(Run(1, outer, folder_)[0],
+              AllOf(HasSubstr("REASON_PREEMPTED"), HasSubstr("REASON_CHECKPOINT another process still writes to")));
+  EXPECT_THAT(Run(1, {}, folder_)[0], HasSubstr("COMPLETED"));
 }
 
 TEST_F(Trainers, DoNotStartAnewWhereHieradKnowsACheckpoint) {
