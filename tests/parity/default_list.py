@@ -4,7 +4,8 @@ import itertools
 import json
 import random
 
-MODES = ("eager", "optimized", "graph_safe")
+MODES = ("eager", "optimized", "graph_safe", "fused")
+FULL_DEPTH_MODES = ("eager", "optimized", "graph_safe")   # fused at full depth: on a GPU, see full_depth()
 VARIANTS = ("tiny", "small", "base", "base_plus", "large", "huge")
 AXES = {
     "task": ("mae", "mae", "classify"),
@@ -162,22 +163,22 @@ def pairwise(seed, count, axes=AXES, cover=True, draws=40000):
     return cases, len(feasible) - len(open_pairs), len(feasible)
 
 
-def full_depth(seed):
-    """Each variant as FAIR names it, at 224, in each mode; Huge with a small input."""
+def full_depth(seed, device="cpu"):
+    """Each variant as FAIR names it, at 224, in each mode (fused: on a GPU); Huge with a small input where memory is small."""
     rng = random.Random(f"{seed} full")
     cases = []
-    for variant, mode in itertools.product(VARIANTS, MODES):
+    for variant, mode in itertools.product(VARIANTS, MODES if device == "cuda" else FULL_DEPTH_MODES):
         case = {"id": f"{seed}-{variant}-{mode}", "task": "mae", "variant": variant, "mode": mode, "batch": 1,
                 "weights_seed": rng.randrange(1 << 30), "input_seed": rng.randrange(1 << 30)}
-        if variant == "huge":
+        if variant == "huge" and device == "cpu":
             case.update(input_size=[64, 64], mask_ratio=0.5)
         cases.append(case)
     for variant in ("tiny", "base"):  # classification, video and one axis at full depth
         base = {"variant": variant, "batch": 1, "weights_seed": rng.randrange(1 << 30), "input_seed": rng.randrange(1 << 30)}
-        mode = rng.choice(MODES)
+        mode = rng.choice(FULL_DEPTH_MODES)
         cases.append(dict(base, id=f"{seed}-{variant}-classify", task="classify", mode=mode, drop_path_rate=0.1))
         cases.append(dict(base, id=f"{seed}-{variant}-signal", task="mae", mode=mode, input_size=[1024], in_chans=8))
-    cases.append({"id": f"{seed}-base-video", "task": "mae", "variant": "base", "mode": rng.choice(MODES), "batch": 1,
+    cases.append({"id": f"{seed}-base-video", "task": "mae", "variant": "base", "mode": rng.choice(FULL_DEPTH_MODES), "batch": 1,
                   "input_size": [16, 224, 224], "mask_ratio": 0.9, "weights_seed": 1, "input_seed": 1})
     return cases
 
@@ -190,12 +191,12 @@ def fast(seed):
     small = dict(axes, dtype=("bf16",), width=("16", "24"), patch_stride=(1, 2), batch=(1, 2))
     bf16, _, _ = pairwise(f"{seed} bf16", 6, small, cover=False)
     for i, case in enumerate(bf16):
-        case["mode"] = MODES[i % 3]
+        case["mode"] = MODES[i % len(MODES)]
         case["id"] = f"{seed}-bf16-{i}"
-    tiny = [dict(c, id=c["id"]) for c in full_depth(seed) if c["variant"] == "tiny" and c.get("task") == "mae"][:1]
-    return cases + bf16 + tiny
+    whole = [c for c in full_depth(seed) if c["variant"] == "tiny" and c["task"] == "mae" and "input_size" not in c]
+    return cases + bf16 + [random.Random(f"{seed} whole").choice(whole)]
 
 
-def default(seed, count):
+def default(seed, count, device="cpu"):
     cases, covered, feasible = pairwise(seed, count)
-    return cases + full_depth(seed), covered, feasible
+    return cases + full_depth(seed, device), covered, feasible

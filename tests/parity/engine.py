@@ -93,35 +93,37 @@ class Engine:
         return spec
 
     def check(self, args, run):
-        """Raises Refused where ours refuses the case; allocates nothing."""
-        self.ask(cmd="table", model=self.model_spec(args, run), step=self._step(run))
+        """Raises Refused where ours refuses the model; allocates nothing."""
+        self.ask(cmd="table", model=self.model_spec(args, run))
 
-    @staticmethod
-    def _step(run):
-        return {"mode": run["mode"], "precision": run["dtype"], "sdpa_backend": run["sdpa_backend"]}
-
-    def build(self, args, run, model):
+    def build(self, args, run, model, optimizer=None, accumulation=1):
+        """Ours with the model's weights. `optimizer`: job.yaml's keys; default: one that lays gradients open."""
         weights = self._path("weights")
         save_file({k: v.detach().float().cpu().contiguous() for k, v in model.named_parameters()}, weights)
+        request = {"seed": run["weights_seed"], "device": self.device, "threads": self.threads, "weights": weights,
+                   "step": {"mode": run["mode"], "precision": run["dtype"], "sdpa_backend": run["sdpa_backend"],
+                            "batch_per_rank": run["batch"], "accumulation": accumulation}}
+        if optimizer:
+            request["optimizer"] = optimizer
         try:
-            return self.ask(cmd="build", model=self.model_spec(args, run), step=self._step(run), device=self.device,
-                            threads=self.threads, weights=weights)
+            return self.ask(cmd="build", model=self.model_spec(args, run), **request)["describe"]
         finally:
             os.remove(weights)
 
-    def draw(self, seed, batch):
-        """Our engine's own mask, drop-path and dropout draws for visits of this seed."""
-        self.ask(cmd="draw", seed=seed, epoch=seed % 11, visits=[(seed * 31 + b) % 2**40 for b in range(batch)],
-                 out=self._path("drawn"))
+    def draw(self, epoch, visits):
+        """The engine's own masks, drop-path and dropout draws."""
+        self.ask(cmd="draw", epoch=epoch, visits=visits, out=self._path("drawn"))
         return load_file(self._path("drawn"))
 
-    def run(self, inputs, train=True, trace=False):
-        """The results by name (fp32, CPU), and the operation trace where asked for."""
+    def send(self, cmd, epoch, inputs):
+        """The results by name (fp32, CPU); of trace: the operations."""
         save_file({k: v.cpu().contiguous() for k, v in inputs.items()}, self._path("in"))
-        reply = self.ask(cmd="run", inputs=self._path("in"), out=self._path("out"), train=train, trace=trace)
+        if cmd == "trace":
+            return self.ask(cmd=cmd, epoch=epoch, inputs=self._path("in"))["trace"]
+        self.ask(cmd=cmd, epoch=epoch, inputs=self._path("in"), out=self._path("out"))
         results = load_file(self._path("out"))
         os.remove(self._path("out"))
-        return (results, reply["trace"]) if trace else results
+        return results
 
     def initial(self, model_spec, seed):
         self.ask(cmd="init", model=model_spec, seed=seed, device=self.device, out=self._path("init"))

@@ -218,6 +218,7 @@ def run_model(model, args, run, inputs, autocast=False):
             result[f"intermediate.{stage}"] = intermediates[stage].detach()
     for name, p in model.named_parameters():
         result[f"grad.{name}"] = torch.zeros_like(p) if p.grad is None else p.grad.detach()
+    result["grad_norm"] = torch.stack([v.double().square().sum() for k, v in result.items() if k.startswith("grad.")]).sum().sqrt()
     model.zero_grad(set_to_none=True)
     return result
 
@@ -233,11 +234,12 @@ def evaluate(model, args, run, inputs):
             hook = model.head.register_forward_hook(lambda _m, given, _o: seen.append(given[0]))
             probabilities = model(inputs["x"])
             hook.remove()
-            return {"eval_pred": probabilities, "eval_features": seen[0]}
-        out, _ = forward(model, args, run, inputs)
+            logits = model.head.projection(seen[0])
+            return {"eval_pred": probabilities, "eval_loss": F.cross_entropy(logits, inputs["labels"]), "features": seen[0]}
+        out, _ = forward(model, args, run, dict(inputs, keep_mask=inputs["eval_keep_mask"]))
         whole = torch.ones_like(inputs["keep_mask"], dtype=torch.bool)
         latent, _ = model.forward_encoder(inputs["x"], run["mask_ratio"], mask=whole)
-        return {"eval_loss": out["loss"], "eval_pred": out["pred"], "eval_features": latent.flatten(1, -2).mean(1)}
+        return {"eval_loss": out["loss"], "features": latent.flatten(1, -2).mean(1)}
     finally:
         model.train()
 

@@ -1,9 +1,9 @@
 // hiera-parity: our engine behind a line protocol, for tests/parity. One JSON request a line on stdin, one JSON reply a
 // line on stdout; tensors travel in files that the request names. One model at a time; no gRPC.
 //   {"cmd": "table", "model": {ModelSpec}}                      -> {"parameters": [{name, shape, decay}]}
-//   {"cmd": "build", "model": ..., "step": ..., "weights": F}   -> {"describe": "..."}
-//   {"cmd": "draw", "seed", "epoch", "visits": [...], "out": F} -> draws of the built model: mask, drop path, dropout
-//   {"cmd": "run", "inputs": F, "out": F, "train": b, "trace": b}
+//   {"cmd": "build", "model", "step", "optimizer", "seed", "device", "threads", "weights": F} -> {"describe": "..."}
+//   {"cmd": "draw", "epoch", "visits": [...], "out": F}         draws of the built model: masks, drop path, dropout
+//   {"cmd": "run" | "train", "epoch", "inputs": F, "out": F}, {"cmd": "trace", "epoch", "inputs": F} -> {"trace": [...]}
 //   {"cmd": "init" | "kept" | "masks", ...}                     -> see the functions
 // A reply {"refused": sentence} is the engine's own refusal; {"error": text} is a fault.
 #include <google/protobuf/util/json_util.h>
@@ -37,10 +37,6 @@ Json Refusal(const absl::Status& status) { return {{"refused", std::string(statu
 Json Table(const Json& request) {
   const absl::StatusOr<Geometry> geometry = Geometry::From(ModelOf(request));
   if (!geometry.ok()) return Refusal(geometry.status());
-  if (request.contains("step")) {
-    const absl::Status status = CheckStep(request["step"]);
-    if (!status.ok()) return Refusal(status);
-  }
   Json parameters = Json::array();
   for (const Parameter& p : ParameterTable::For(*geometry).parameters) {
     parameters.push_back({{"name", p.name}, {"shape", p.shape}, {"decay", p.decay}});
@@ -102,23 +98,22 @@ Json Answer(const Json& request, std::unique_ptr<EngineUnderTest>* engine) {
   if (cmd == "masks") return Masks(request);
   if (cmd == "build") {
     engine->reset();
-    auto built = EngineUnderTest::Build(ModelOf(request), request.at("step"), request.at("device"),
-                                        request.at("threads"), ReadTensors(request.at("weights")));
+    auto built = EngineUnderTest::Build(request, ReadTensors(request.at("weights")));
     if (!built.ok()) return Refusal(built.status());
     *engine = *std::move(built);
     return {{"describe", (*engine)->Describe()}};
   }
   if (!*engine) throw std::runtime_error(cmd + " before build");
+  const uint32_t epoch = request.at("epoch");
   if (cmd == "draw") {
-    WriteTensors(request.at("out"), (*engine)->Draw(request.at("seed"), request.at("epoch"), request.at("visits")));
+    WriteTensors(request.at("out"), (*engine)->Draw(epoch, request.at("visits")));
     return {{"ok", true}};
   }
-  if (cmd == "run") {
-    Json trace = Json::array();
-    const bool traced = request.value("trace", false);
-    WriteTensors(request.at("out"), (*engine)->Run(ReadTensors(request.at("inputs")), request.at("train"),
-                                                   traced ? &trace : nullptr));
-    return {{"ok", true}, {"trace", trace}};
+  const TensorMap inputs = ReadTensors(request.at("inputs"));
+  if (cmd == "trace") return {{"trace", (*engine)->Trace(inputs, epoch)}};
+  if (cmd == "run" || cmd == "train") {
+    WriteTensors(request.at("out"), cmd == "run" ? (*engine)->Run(inputs, epoch) : (*engine)->Train(inputs, epoch));
+    return {{"ok", true}};
   }
   throw std::runtime_error("unknown cmd " + cmd);
 }
