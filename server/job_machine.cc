@@ -142,7 +142,8 @@ void Conclude(JobStep* step, int64_t now) {
 }
 
 // Whether `event` explains the attempt's end better than what is there: a rank's own error beats the loss its peers saw.
-// Deaths that follow from our ending the gang explain nothing.
+// Deaths that follow from our ending the gang explain nothing; they come as PREEMPTED or CANCELLED (an agent tells its own
+// kills from others').
 bool IsBetterCause(const JobRow& row, const RankEnded& event) {
   if (row.reason == v1::REASON_UNSPECIFIED) return true;
   if (row.reason != v1::REASON_PEER_LOST) return false;
@@ -153,8 +154,6 @@ bool IsBetterCause(const JobRow& row, const RankEnded& event) {
     case v1::REASON_PREEMPTED:
     case v1::REASON_PEER_LOST:
       return false;
-    case v1::REASON_CRASHED:
-      return !(event.by_agent && (event.signal == 15 || event.signal == 9));
     default:
       return true;
   }
@@ -184,7 +183,8 @@ void NoteGone(JobStep* step, const RankGone& event, int64_t now) {
   if (event.rank < 0 || event.rank >= static_cast<int>(row.ranks.size()) || row.ranks[event.rank].gone) return;
   if (!row.ranks[event.rank].ended) {
     // While the gang is being ended this is what was asked for.
-    NoteEnd(step, RankEnded{event.rank, v1::REASON_CRASHED, "the worker is gone without a word", true, row.state == v1::STOPPING ? 15 : 0});
+    NoteEnd(step, RankEnded{event.rank, row.state == v1::STOPPING ? v1::REASON_PREEMPTED : v1::REASON_CRASHED,
+                            "the worker is gone without a word", true, 0});
   }
   step->changed = true;
   row.ranks[event.rank].gone = true;

@@ -130,11 +130,15 @@ TEST(JobMachine, AnOwnErrorBeatsThePeersLoss) {
 }
 
 TEST(JobMachine, DeathsThatFollowFromOurKillExplainNothing) {
-  for (const RankEnded& death : {RankEnded{1, v1::REASON_CRASHED, "killed", true, 9}, RankEnded{1, v1::REASON_CRASHED, "killed", true, 15},
-                                 Ended(1, v1::REASON_PREEMPTED), Ended(1, v1::REASON_CANCELLED)}) {
+  for (const JobEvent& death : std::vector<JobEvent>{RankEnded{1, v1::REASON_PREEMPTED, "ended by its agent", true, 9},
+                                                     Ended(1, v1::REASON_PREEMPTED), Ended(1, v1::REASON_CANCELLED), RankGone{1}}) {
     const JobRow row = Do(Do(Running(), Ended(0, v1::REASON_PEER_LOST, "peer lost")), death);
     EXPECT_EQ(row.reason, v1::REASON_PEER_LOST);
   }
+  // A kill that was not ours is the cause, also when the peer noticed it before the agent did.
+  const JobRow row = Do(Do(Running(), Ended(0, v1::REASON_PEER_LOST, "peer lost")), RankEnded{1, v1::REASON_CRASHED, "signal 9", true, 9});
+  EXPECT_EQ(row.reason, v1::REASON_CRASHED);
+  EXPECT_TRUE(row.killed_outside);
 }
 
 TEST(JobMachine, FinalReasonsAreNotRetried) {
