@@ -1,6 +1,8 @@
 #include "base/plan/plan.h"
 
 #include <algorithm>
+#include <optional>
+#include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "base/plan/plan_builder.h"
@@ -105,39 +107,71 @@ class StepPlan {
             {y, position_, position_temporal_, plan_.keep_idx, unroll_}, {x_});
   }
 
+  // Takes the residual that makes x with it, where that one waits.
   TensorId Norm(const std::string& parameter, TensorId x, int64_t rows, int64_t cols, TensorId* mean, TensorId* rstd) {
     const TensorId gamma = b_.Master(parameter + ".weight"), beta = b_.Master(parameter + ".bias");
     const TensorId y = b_.InT(parameter, rows, cols);
     *mean = b_.Activation(parameter + ".mean", {rows}, b_.real());
     *rstd = b_.Activation(parameter + ".rstd", {rows}, b_.real());
-    b_.Emit(parameter, LayerNorm{x, gamma, beta, y, *mean, *rstd, rows, cols}, {x, gamma, beta}, {y, *mean, *rstd});
+    const LayerNorm norm{x, gamma, beta, y, *mean, *rstd, rows, cols};
+    if (waiting_.has_value() && waiting_->out == x) {
+      const Residual r = *std::exchange(waiting_, std::nullopt);
+      b_.Emit(absl::StrCat(waiting_name_, " and ", parameter), ResidualNorm{r, norm}, {r.scalars, r.base, r.y, r.visit_ids, gamma, beta},
+              {x, y, *mean, *rstd});
+      return y;
+    }
+    b_.Emit(parameter, norm, {x, gamma, beta}, {y, *mean, *rstd});
     return y;
   }
 
-  // dx_in may be kNone; dx_in == dx_out updates in place.
-  void NormBackward(const std::string& parameter, TensorId dy, TensorId x, TensorId mean, TensorId rstd, TensorId dx_in,
-                    TensorId dx_out, int64_t rows, int64_t cols) {
+  // The gradient of the residual stream; its copy in T and the parts of its sum over rows where they were made with it.
+  struct Flow {
+    TensorId real, narrow = kNone, parts = kNone;
+  };
+
+  // dx_in may be kNone; dx_in == dx_out updates in place. `enters`: dx_out goes into a layer as it is, which wants it in T
+  // and needs its sum for the bias.
+  Flow NormBackward(const std::string& parameter, TensorId dy, TensorId x, TensorId mean, TensorId rstd, TensorId dx_in,
+                    TensorId dx_out, int64_t rows, int64_t cols, bool enters) {
     const TensorId gamma = b_.Master(parameter + ".weight");
-    const TensorId dgamma = b_.Gradient(parameter + ".weight"), dbeta = b_.Gradient(parameter + ".bias");
-    const TensorId scratch = b_.Activation(parameter + " scratch", {2, kReduceParts, cols}, b_.real());
-    std::vector<TensorId> reads{dy, x, mean, rstd, gamma, dx_in};
-    if (plan_.accumulate) reads.insert(reads.end(), {dgamma, dbeta});
+    const TensorId dgamma = b_.Parts(parameter + ".weight parts", rows, cols), dbeta = b_.Parts(parameter + ".bias parts", rows, cols);
+    Flow flow{dx_out};
+    TensorId narrow = kNone;
+    if (enters) {
+      if (b_.compute() != b_.real()) narrow = b_.InT(parameter + " backward in T", rows, cols);
+      flow.narrow = narrow == kNone ? dx_out : narrow;
+      flow.parts = b_.Parts(parameter + " backward parts", rows, cols);
+    }
     b_.Emit(parameter + " backward",
-            LayerNormBackward{dy, x, mean, rstd, gamma, dx_in, dx_out, dgamma, dbeta, scratch, rows, cols, plan_.accumulate},
-            std::move(reads), {dx_out, dgamma, dbeta, scratch});
+            LayerNormBackward{dy, x, mean, rstd, gamma, dx_in, dx_out, narrow, dgamma, dbeta, flow.parts, rows, cols, ReduceParts(rows)},
+            {dy, x, mean, rstd, gamma, dx_in}, {dx_out, narrow, dgamma, dbeta, flow.parts});
+    b_.SumLater(parameter + ".weight", dgamma);
+    b_.SumLater(parameter + ".bias", dbeta);
+    return flow;
   }
 
+  // Waits for a norm that takes it along; EmitWaiting emits it alone.
   void AddResidual(const std::string& name, const BlockTape& t, TensorId base, TensorId y, TensorId out, int which) {
     const TensorId ids = t.shape.drop_path > 0 ? plan_.visit_ids : kNone;
     const TensorId scalars = t.shape.drop_path > 0 ? plan_.scalars : kNone;
-    b_.Emit(name, Residual{scalars, base, y, out, ids, batch_, t.rows_out / batch_, t.shape.dim_out, t.shape.drop_path, t.draw, which},
-            {scalars, base, y, ids}, {out});
+    waiting_ = Residual{scalars, base, y, out, ids, batch_, t.rows_out / batch_, t.shape.dim_out, t.shape.drop_path, t.draw, which};
+    waiting_name_ = name;
   }
-  void AddResidualBackward(const std::string& name, const BlockTape& t, TensorId dout, TensorId dy, int which) {
+  void EmitWaiting() {
+    if (!waiting_.has_value()) return;
+    const Residual r = *std::exchange(waiting_, std::nullopt);
+    b_.Emit(waiting_name_, r, {r.scalars, r.base, r.y, r.visit_ids}, {r.out});
+  }
+  // What enters a residual branch in T, and the parts of its sum where they are there.
+  Flow BranchGradient(const std::string& name, const BlockTape& t, const Flow& dres, int which) {
+    if (dres.narrow != kNone) return dres;
     const TensorId ids = t.shape.drop_path > 0 ? plan_.visit_ids : kNone;
     const TensorId scalars = t.shape.drop_path > 0 ? plan_.scalars : kNone;
-    b_.Emit(name, ResidualBackward{scalars, dout, dy, ids, batch_, t.rows_out / batch_, t.shape.dim_out, t.shape.drop_path, t.draw, which},
-            {scalars, dout, ids}, {dy});
+    const TensorId dy = b_.InT(name, t.rows_out, t.shape.dim_out);
+    b_.Emit(absl::StrCat(t.name, ".residual", which + 1, " backward"),
+            ResidualBackward{scalars, dres.real, dy, ids, batch_, t.rows_out / batch_, t.shape.dim_out, t.shape.drop_path, t.draw, which},
+            {scalars, dres.real, ids}, {dy});
+    return {dres.real, dy};
   }
 
   // One block: x [rows_in, dim_in] -> [rows_out, dim_out].
@@ -191,26 +225,26 @@ class StepPlan {
     return x2;
   }
 
-  // Takes and returns the gradient of the residual stream. `has_input_gradient`: always, the position embedding learns.
-  TensorId BlockBackward(const BlockTape& t, TensorId dres) {
+  // Takes and returns the gradient of the residual stream. `enters`: what is returned goes straight into a layer.
+  Flow BlockBackward(const BlockTape& t, Flow dres, bool enters) {
     const std::string& name = t.name;
     const int64_t din = t.shape.dim_in, d = t.shape.dim_out;
-    const TensorId dy2 = b_.InT(name + ".d_fc2", t.rows_out, d);
-    AddResidualBackward(name + ".residual2 backward", t, dres, dy2, 1);
+    const Flow dy2 = BranchGradient(name + ".d_fc2", t, dres, 1);
     const TensorId dg = b_.InT(name + ".d_gelu", t.rows_out, t.hidden);
-    b_.InputGradient(name + ".mlp.fc2", dy2, dg, t.rows_out, t.hidden, d);
+    b_.InputGradient(name + ".mlp.fc2", dy2.narrow, dg, t.rows_out, t.hidden, d);
     const TensorId dh = dg;   // in place
     const TensorId g = b_.InT(name + ".mlp.gelu again", t.rows_out, t.hidden);
-    b_.Emit(name + ".mlp.gelu backward", GeluBackward{t.h, dg, dh, g, t.rows_out * t.hidden}, {t.h, dg}, {dh, g});
-    b_.WeightGradient(name + ".mlp.fc2", g, dy2, t.rows_out, t.hidden, d);
+    const TensorId dh_parts = b_.Parts(name + ".mlp.fc1 bias parts", t.rows_out, t.hidden);
+    b_.Emit(name + ".mlp.gelu backward", GeluBackward{t.h, dg, dh, g, dh_parts, t.rows_out, t.hidden, ReduceParts(t.rows_out)},
+            {t.h, dg}, {dh, g, dh_parts});
+    b_.WeightGradient(name + ".mlp.fc2", g, dy2.narrow, t.rows_out, t.hidden, d, dy2.parts);
     const TensorId dxn2 = b_.InT(name + ".d_norm2", t.rows_out, d);
-    b_.LinearBackward(name + ".mlp.fc1", t.xn2, dh, dxn2, t.rows_out, d, t.hidden);
-    NormBackward(name + ".norm2", dxn2, t.x1, t.mean2, t.rstd2, dres, dres, t.rows_out, d);
+    b_.LinearBackward(name + ".mlp.fc1", t.xn2, dh, dxn2, t.rows_out, d, t.hidden, dh_parts);
+    dres = NormBackward(name + ".norm2", dxn2, t.x1, t.mean2, t.rstd2, dres.real, dres.real, t.rows_out, d, t.shape.drop_path == 0);
 
-    const TensorId dy = b_.InT(name + ".d_proj", t.rows_out, d);
-    AddResidualBackward(name + ".residual1 backward", t, dres, dy, 0);
+    const Flow dy = BranchGradient(name + ".d_proj", t, dres, 0);
     const TensorId d_o = b_.InT(name + ".d_attn", t.rows_out, d);
-    b_.LinearBackward(name + ".attn.proj", t.o, dy, d_o, t.rows_out, d, d);
+    b_.LinearBackward(name + ".attn.proj", t.o, dy.narrow, d_o, t.rows_out, d, d, dy.parts);
     const TensorId dqkv = b_.InT(name + ".d_qkv", t.rows_in, 3 * d);
     // sum over head_dim of o * do, per query.
     const TensorId scratch = b_.Activation(name + ".attn scratch", b_.At(t.lse).shape, b_.real());
@@ -221,21 +255,27 @@ class StepPlan {
             10.0 * batch_ * t.windows * (t.keys / t.shape.q_stride) * t.keys * d);
     const TensorId dxn = b_.InT(name + ".d_norm1", t.rows_in, din);
     b_.LinearBackward(name + ".attn.qkv", t.xn, dqkv, dxn, t.rows_in, din, 3 * d);
-    if (din == d) {
-      NormBackward(name + ".norm1", dxn, t.x, t.mean1, t.rstd1, dres, dres, t.rows_in, din);
-      return dres;
+    TensorId dx = dres.real;
+    if (din != d) {
+      ShortcutBackward(t, dres.real, dxn);
+      dx = b_.InReal(name + ".d_x", t.rows_in, din);
     }
-    const TensorId dskip = b_.InT(name + ".d_skip", t.rows_in, d);
+    dres = NormBackward(name + ".norm1", dxn, t.x, t.mean1, t.rstd1, din == d ? dx : kNone, dx, t.rows_in, din, enters);
+    b_.EmitSums(name + " sums");
+    return dres;
+  }
+
+  // The projected and pooled shortcut of a block that changes the width adds to the norm's gradient.
+  void ShortcutBackward(const BlockTape& t, TensorId dres, TensorId dxn) {
+    const int64_t din = t.shape.dim_in, d = t.shape.dim_out;
+    const TensorId dskip = b_.InT(t.name + ".d_skip", t.rows_in, d);
     if (t.shape.q_stride > 1) {
-      b_.Emit(name + ".pool backward", MaxPoolBackward{dres, t.pool_argmax, dskip, batch_, t.rows_out / batch_, d, t.shape.q_stride},
+      b_.Emit(t.name + ".pool backward", MaxPoolBackward{dres, t.pool_argmax, dskip, batch_, t.rows_out / batch_, d, t.shape.q_stride},
               {dres, t.pool_argmax}, {dskip});
     } else {
-      b_.Emit(name + ".pool backward", Cast{dres, dskip, t.rows_out * d}, {dres}, {dskip});
+      b_.Emit(t.name + ".pool backward", Cast{dres, dskip, t.rows_out * d}, {dres}, {dskip});
     }
-    b_.LinearBackward(name + ".proj", t.xn, dskip, dxn, t.rows_in, din, d, /*accumulate_dx=*/true);
-    const TensorId dx = b_.InReal(name + ".d_x", t.rows_in, din);
-    NormBackward(name + ".norm1", dxn, t.x, t.mean1, t.rstd1, kNone, dx, t.rows_in, din);
-    return dx;
+    b_.LinearBackward(t.name + ".proj", t.xn, dskip, dxn, t.rows_in, din, d, kNone, /*accumulate_dx=*/true);
   }
 
   void Encoder() {
@@ -247,6 +287,7 @@ class StepPlan {
       tokens_ = tokens_in / shape.q_stride;
       if (shape.index == g_.stage_ends[shape.stage]) stage_output_.push_back(x_);
     }
+    EmitWaiting();
   }
 
   // Rows and taps of fusion head `i`; the last one is the identity.
@@ -314,12 +355,14 @@ class StepPlan {
     const int64_t dd = g_.decoder_dim, all = g_.num_tokens_final, e = g_.encoder_dim_out, rows = encoder_rows_;
     const TensorId d_norm = b_.InT("d_decoder_norm", batch_ * all, dd);
     b_.LinearBackward("decoder_pred", decoded_, dpred_, d_norm, batch_ * all, dd, g_.pred_dim);
-    TensorId dres = b_.InReal("d_decoder", batch_ * all, dd);
-    NormBackward("decoder_norm", d_norm, decoder_out_, decoder_mean_, decoder_rstd_, kNone, dres, batch_ * all, dd);
+    const TensorId d_decoder = b_.InReal("d_decoder", batch_ * all, dd);
+    Flow flow = NormBackward("decoder_norm", d_norm, decoder_out_, decoder_mean_, decoder_rstd_, kNone, d_decoder, batch_ * all, dd,
+                             g_.decoder_depth > 0);
     for (int i = 0; i < g_.decoder_depth; ++i) {
-      dres = BlockBackward(tape_.back(), dres);
+      flow = BlockBackward(tape_.back(), flow, /*enters=*/i + 1 < g_.decoder_depth);
       tape_.pop_back();
     }
+    const TensorId dres = flow.real;
     const TensorId dy = b_.InT("d_decoder_embed", rows, dd);
     const TensorId dtoken = b_.Gradient("mask_token"), dposition = b_.Gradient("decoder_pos_embed");
     const TensorId scratch = b_.Activation("decoder assemble scratch", {kReduceParts, dd}, b_.real());
@@ -334,13 +377,8 @@ class StepPlan {
 
     b_.Enter(Part::kHeads, true);
     d_fused_ = b_.InReal("d_fused", rows, e);
-    NormBackward("encoder_norm", d_encoded, fused_, encoder_mean_, encoder_rstd_, kNone, d_fused_, rows, e);
-    if (g_.fusion_kernels.empty()) return;
-    d_fused_t_ = d_fused_;
-    if (b_.compute() != b_.real()) {
-      d_fused_t_ = b_.InT("d_fused in T", rows, e);
-      b_.Emit("fused cast", Cast{d_fused_, d_fused_t_, rows * e}, {d_fused_}, {d_fused_t_});
-    }
+    d_fused_in_t_ = NormBackward("encoder_norm", d_encoded, fused_, encoder_mean_, encoder_rstd_, kNone, d_fused_, rows, e,
+                                 !g_.fusion_kernels.empty());
   }
 
   // What fusion head `i` sends back into the residual stream of its stage's output.
@@ -352,7 +390,8 @@ class StepPlan {
     TensorId drows = d_fused_;
     if (!identity) {
       drows = b_.InT(absl::StrCat("d_fusion_rows.", stage), rows, taps * dim);
-      b_.LinearBackward(absl::StrCat("multi_scale_fusion_heads.", i), fusion_rows_[i], d_fused_t_, drows, rows, taps * dim, g_.encoder_dim_out);
+      b_.LinearBackward(absl::StrCat("multi_scale_fusion_heads.", i), fusion_rows_[i], d_fused_in_t_.narrow, drows, rows, taps * dim, g_.encoder_dim_out,
+                        d_fused_in_t_.parts);
     }
     const bool add = dres != kNone;
     if (!add) dres = b_.InReal("d_encoder", b_.At(stage_output_[stage]).shape[0], dim);
@@ -363,36 +402,40 @@ class StepPlan {
   }
 
   void EncoderBackward() {
-    TensorId dres = d_encoder_;
-    while (!tape_.empty()) {
-      const BlockTape& t = tape_.back();
-      if (mae_ && t.shape.index == g_.stage_ends[t.shape.stage]) {
-        for (size_t i = 0; i < g_.fusion_stages.size(); ++i) {
-          if (g_.fusion_stages[i] == t.shape.stage) dres = FusionBackward(i, dres);
-        }
+    auto heads_after = [&](const BlockTape& t) {   // fusion heads that read this block's output
+      std::vector<size_t> heads;
+      if (!mae_ || t.shape.index != g_.stage_ends[t.shape.stage]) return heads;
+      for (size_t i = 0; i < g_.fusion_stages.size(); ++i) {
+        if (g_.fusion_stages[i] == t.shape.stage) heads.push_back(i);
       }
-      b_.Enter(StagePart(t.shape.stage), true);
-      dres = BlockBackward(t, dres);
+      return heads;
+    };
+    Flow flow{d_encoder_};
+    while (!tape_.empty()) {
+      const BlockTape t = tape_.back();
       tape_.pop_back();
+      for (size_t i : heads_after(t)) flow = {FusionBackward(i, flow.real)};
+      b_.Enter(StagePart(t.shape.stage), true);
+      const bool enters = tape_.empty() || (tape_.back().shape.drop_path == 0 && heads_after(tape_.back()).empty());
+      flow = BlockBackward(t, flow, enters);
     }
-    d_encoder_ = dres;
+    d_tokens_ = flow;
   }
 
   void PatchBackward() {
     b_.Enter(Part::kPatch, true);
     const int64_t tokens = Kept(g_.num_tokens), rows = batch_ * tokens, dim = g_.spec.embed_dim();
-    const TensorId dy = b_.InT("d_patch_embed", rows, dim);
     const bool separate = g_.separate_pos_embed;
     const TensorId dposition = b_.Gradient(separate ? "pos_embed_spatial" : "pos_embed");
     const TensorId dtemporal = separate ? b_.Gradient("pos_embed_temporal") : kNone;
     const TensorId scratch = separate ? b_.Activation("pos_embed scratch", {g_.num_tokens, dim}, b_.real()) : kNone;
-    std::vector<TensorId> reads{d_encoder_, plan_.keep_mask, plan_.keep_idx, unroll_};
+    std::vector<TensorId> reads{d_tokens_.real, plan_.keep_mask, plan_.keep_idx, unroll_};
     if (plan_.accumulate) reads.insert(reads.end(), {dposition, dtemporal});
     b_.Emit("pos_embed backward",
-            AddPositionBackward{d_encoder_, plan_.keep_mask, plan_.keep_idx, unroll_, dy, dposition, dtemporal, scratch, batch_, tokens, dim,
-                                plan_.accumulate},
-            std::move(reads), {dy, dposition, dtemporal, scratch});
-    b_.LinearBackward("patch_embed.proj", patch_rows_, dy, kNone, rows, patch_dim_, dim);
+            AddPositionBackward{d_tokens_.real, plan_.keep_mask, plan_.keep_idx, unroll_, dposition, dtemporal, scratch, batch_, tokens, dim, plan_.accumulate},
+            std::move(reads), {dposition, dtemporal, scratch});
+    b_.LinearBackward("patch_embed.proj", patch_rows_, d_tokens_.narrow, kNone, rows, patch_dim_, dim, d_tokens_.parts);
+    b_.EmitSums("patch_embed sums");
   }
 
   void PooledNorm() {
@@ -432,7 +475,7 @@ class StepPlan {
       d_norm = dropped;
     }
     const TensorId d_pooled = b_.InReal("d_mean_tokens", batch_, e);
-    NormBackward("norm", d_norm, pooled_, encoder_mean_, encoder_rstd_, kNone, d_pooled, batch_, e);
+    NormBackward("norm", d_norm, pooled_, encoder_mean_, encoder_rstd_, kNone, d_pooled, batch_, e, /*enters=*/false);
     d_encoder_ = b_.InReal("d_encoder", batch_ * tokens_, e);
     b_.Emit("mean_tokens backward", MeanTokensBackward{d_pooled, d_encoder_, batch_, tokens_, e}, {d_pooled}, {d_encoder_});
   }
@@ -491,7 +534,10 @@ class StepPlan {
   TensorId unroll_ = kNone, patch_rows_ = kNone, position_ = kNone, position_temporal_ = kNone, final_order_ = kNone;
   std::vector<BlockTape> tape_;
   std::vector<TensorId> stage_output_, fusion_rows_, fusion_orders_;
-  TensorId fused_ = kNone, encoded_ = kNone, encoder_mean_ = kNone, encoder_rstd_ = kNone, d_fused_ = kNone, d_fused_t_ = kNone;
+  TensorId fused_ = kNone, encoded_ = kNone, encoder_mean_ = kNone, encoder_rstd_ = kNone, d_fused_ = kNone;
+  Flow d_fused_in_t_{kNone}, d_tokens_{kNone};
+  std::optional<Residual> waiting_;   // for the norm of what it makes
+  std::string waiting_name_;
   TensorId decoder_out_ = kNone, decoded_ = kNone, decoder_mean_ = kNone, decoder_rstd_ = kNone, dpred_ = kNone;
   TensorId pooled_ = kNone, head_in_ = kNone, d_encoder_ = kNone, decay_ = kNone;
 };

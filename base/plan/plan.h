@@ -80,6 +80,8 @@ struct Attention { TensorId qkv, o, lse, argmax; int64_t batch, windows, keys, q
 struct MaxPool { TensorId y, base, argmax; int64_t batch, tokens_out, dim, q_stride; };
 // out = base + s_b * y; s_b: drop path of `block`, draw `which` (0 attention, 1 MLP): 0 or 1 / (1 - rate); rate 0: 1.
 struct Residual { TensorId scalars, base, y, out, visit_ids; int64_t batch, tokens, dim; double rate; int block, which; };
+// A residual and the norm of its sum, in one pass: residual.out == norm.x.
+struct ResidualNorm { Residual residual; LayerNorm norm; };
 // Exact (erf) form.
 struct Gelu { TensorId h, g; int64_t size; };
 // Stage output in unrolled order -> rows in the spatial order of the final mask unit, ready for a convolution whose kernel
@@ -107,20 +109,29 @@ struct CrossEntropy { TensorId scalars, logits, labels, dlogits, partials; int64
 // Copies with conversion of type (a residual into T, say).
 struct Cast { TensorId from, to; int64_t size; };
 
-// grad[n] (+)= sum over rows of dy[m, n], in a fixed order.
-struct ColumnSum { TensorId dy, grad, scratch; int64_t rows, cols; bool accumulate; };
-// dx_out = dx_in + dLN(dy); dx_in kNone: 0. dgamma, dbeta in fixed order through scratch.
-struct LayerNormBackward {
-  TensorId dy, x, mean, rstd, gamma, dx_in, dx_out, dgamma, dbeta, scratch;
-  int64_t rows, cols;
+// Sums over rows are made in two steps: parts[p, n] is the sum over the rows of part p (ReduceParts of step_values.h), and
+// SumParts adds the parts up, in a fixed order both; one SumParts serves many sums.
+// parts[p, n] = sum over the part's rows of dy[m, n].
+struct ColumnSum { TensorId dy, parts; int64_t rows, cols, num_parts; };
+// grad[c] (+)= sum over p of parts[p, c].
+struct SumParts {
+  struct Sum { TensorId parts, grad; int64_t cols, num_parts; };
+  std::vector<Sum> sums;
   bool accumulate;
+};
+// dx_out = dx_in + dLN(dy); dx_in kNone: 0. dx_narrow: dx_out in T too (kNone: not wanted). Parts of the gradients of gamma
+// and beta and, unless kNone, of the sum over rows of dx_out: the bias gradient of the layer that dx_out enters.
+struct LayerNormBackward {
+  TensorId dy, x, mean, rstd, gamma, dx_in, dx_out, dx_narrow, dgamma_parts, dbeta_parts, dx_parts;
+  int64_t rows, cols, num_parts;
 };
 struct AttentionBackward { TensorId qkv, o, d_o, lse, argmax, dqkv, scratch; int64_t batch, windows, keys, q_stride, heads, head_dim; };
 struct MaxPoolBackward { TensorId dbase, argmax, dy; int64_t batch, tokens_out, dim, q_stride; };
 // dy = s_b * dout in T.
 struct ResidualBackward { TensorId scalars, dout, dy, visit_ids; int64_t batch, tokens, dim; double rate; int block, which; };
-// dh = dg * gelu'(h); g = gelu(h) again, so that the forward pass need not keep it for fc2's weight gradient.
-struct GeluBackward { TensorId h, dg, dh, g; int64_t size; };
+// dh = dg * gelu'(h); g = gelu(h) again, so that the forward pass need not keep it for fc2's weight gradient. Parts
+// of the sum over rows of dh: fc1's bias gradient.
+struct GeluBackward { TensorId h, dg, dh, g, dh_parts; int64_t rows, cols, num_parts; };
 // dx (+)= the gather's transpose.
 struct FusionGatherBackward { TensorId drows, order, dx; int64_t batch, kept, finals, taps, dim; bool accumulate; };
 // dy of visible tokens, gradients of the mask token (over removed ones) and of the position (over all), in fixed order.
@@ -129,10 +140,10 @@ struct DecoderAssembleBackward {
   int64_t batch, mask_units, kept, finals, dim;
   bool accumulate;
 };
-// dy = dx in T; the position's gradient sums, in batch order, over the samples that kept the token. Separate embedding:
-// spatial over t, temporal over s, through scratch [num_tokens, D].
+// The position's gradient sums, in batch order, over the samples that kept the token. Separate embedding: spatial over t,
+// temporal over s, through scratch [num_tokens, D].
 struct AddPositionBackward {
-  TensorId dx, keep_mask, keep_idx, unroll_order, dy, dposition, dposition_temporal, scratch;
+  TensorId dx, keep_mask, keep_idx, unroll_order, dposition, dposition_temporal, scratch;
   int64_t batch, tokens, dim;
   bool accumulate;
 };
@@ -151,9 +162,9 @@ struct AdamW {
   double beta1, beta2, eps, weight_decay, clip_norm;
 };
 
-using OpArgs = std::variant<ConvertInput, DrawMask, PatchGather, Gemm, AddPosition, LayerNorm, Attention, MaxPool, Residual, Gelu,
+using OpArgs = std::variant<ConvertInput, DrawMask, PatchGather, Gemm, AddPosition, LayerNorm, Attention, MaxPool, Residual, ResidualNorm, Gelu,
                             FusionGather, DecoderAssemble, MaeLoss, MeanTokens, Dropout, CrossEntropy, Cast, ColumnSum,
-                            LayerNormBackward, AttentionBackward, MaxPoolBackward, ResidualBackward, GeluBackward,
+                            SumParts, LayerNormBackward, AttentionBackward, MaxPoolBackward, ResidualBackward, GeluBackward,
                             FusionGatherBackward, DecoderAssembleBackward, AddPositionBackward, MeanTokensBackward,
                             DropoutBackward, GradientNorm, AdamW>;
 
@@ -162,6 +173,8 @@ struct Op {
   std::string name;                     // "blocks.3.attn.qkv dgrad"
   Part part;
   bool backward = false;
+  // May run beside the operations after it, as far as memory allows: only a SumParts or the update reads what it writes.
+  bool beside = false;
   std::vector<TensorId> reads, writes;  // a tensor updated in place stands in both
   double flops = 0, bytes = 0;          // counted: multiply-adds as 2; each input read once, each output written once
 };

@@ -74,6 +74,11 @@ void PlanBuilder::Emit(std::string name, OpArgs args, std::vector<TensorId> read
   (part_ == Part::kOptimizer ? plan_.update : plan_.forward_backward).push_back(std::move(op));
 }
 
+void PlanBuilder::EmitBeside(std::string name, OpArgs args, std::vector<TensorId> reads, std::vector<TensorId> writes, double flops) {
+  Emit(std::move(name), std::move(args), std::move(reads), std::move(writes), flops);
+  plan_.forward_backward.back().beside = true;
+}
+
 void PlanBuilder::Linear(const std::string& parameter, TensorId x, TensorId y, int64_t rows, int64_t in, int64_t out,
                          bool accumulate) {
   const TensorId w = Weight(parameter + ".weight"), b = Master(parameter + ".bias");
@@ -89,19 +94,40 @@ void PlanBuilder::InputGradient(const std::string& parameter, TensorId dy, Tenso
        {dy, w, accumulate ? dx : kNone}, {dx}, 2.0 * rows * in * out);
 }
 
-void PlanBuilder::WeightGradient(const std::string& parameter, TensorId x, TensorId dy, int64_t rows, int64_t in, int64_t out) {
-  const TensorId dw = Gradient(parameter + ".weight"), db = Gradient(parameter + ".bias");
+void PlanBuilder::WeightGradient(const std::string& parameter, TensorId x, TensorId dy, int64_t rows, int64_t in, int64_t out,
+                                 TensorId bias_parts) {
+  const TensorId dw = Gradient(parameter + ".weight");
   const bool add = plan_.accumulate;
-  Emit(parameter + " wgrad", Gemm{dy, x, dw, kNone, out, in, rows, true, false, add}, {dy, x, add ? dw : kNone}, {dw},
-       2.0 * rows * in * out);
-  const TensorId scratch = Activation(parameter + " bias scratch", {kReduceParts, out}, real_);
-  Emit(parameter + " bias grad", ColumnSum{dy, db, scratch, rows, out, add}, {dy, add ? db : kNone}, {db, scratch});
+  EmitBeside(parameter + " wgrad", Gemm{dy, x, dw, kNone, out, in, rows, true, false, add}, {dy, x, add ? dw : kNone}, {dw},
+             2.0 * rows * in * out);
+  if (bias_parts == kNone) {
+    bias_parts = Parts(parameter + " bias parts", rows, out);
+    EmitBeside(parameter + " bias grad", ColumnSum{dy, bias_parts, rows, out, ReduceParts(rows)}, {dy}, {bias_parts});
+  }
+  SumLater(parameter + ".bias", bias_parts);
 }
 
 void PlanBuilder::LinearBackward(const std::string& parameter, TensorId x, TensorId dy, TensorId dx, int64_t rows,
-                                 int64_t in, int64_t out, bool accumulate_dx) {
+                                 int64_t in, int64_t out, TensorId bias_parts, bool accumulate_dx) {
   if (dx != kNone) InputGradient(parameter, dy, dx, rows, in, out, accumulate_dx);
-  WeightGradient(parameter, x, dy, rows, in, out);
+  WeightGradient(parameter, x, dy, rows, in, out, bias_parts);
+}
+
+void PlanBuilder::SumLater(const std::string& parameter, TensorId parts) {
+  sums_.push_back({parts, Gradient(parameter), At(parts).shape[1], At(parts).shape[0]});
+}
+
+void PlanBuilder::EmitSums(std::string name) {
+  if (sums_.empty()) return;
+  std::vector<TensorId> reads, writes;
+  for (const SumParts::Sum& sum : sums_) {
+    // Parts of one sum may serve several gradients: they stand among the reads once.
+    if (std::find(reads.begin(), reads.end(), sum.parts) == reads.end()) reads.push_back(sum.parts);
+    if (plan_.accumulate) reads.push_back(sum.grad);
+    writes.push_back(sum.grad);
+  }
+  EmitBeside(std::move(name), SumParts{std::move(sums_), plan_.accumulate}, std::move(reads), std::move(writes));
+  sums_.clear();
 }
 
 }  // namespace hierad

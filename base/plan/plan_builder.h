@@ -34,16 +34,25 @@ class PlanBuilder {
   void Enter(Part part, bool backward) { part_ = part, backward_ = backward; }
   // kNone among reads or writes is left out. `flops` beyond data movement.
   void Emit(std::string name, OpArgs args, std::vector<TensorId> reads, std::vector<TensorId> writes, double flops = 0);
+  // As Emit, with Op::beside.
+  void EmitBeside(std::string name, OpArgs args, std::vector<TensorId> reads, std::vector<TensorId> writes, double flops = 0);
 
   // y[rows, out] = x[rows, in] W^T + b
   void Linear(const std::string& parameter, TensorId x, TensorId y, int64_t rows, int64_t in, int64_t out, bool accumulate = false);
   // dx = dy W, accumulated on request.
   void InputGradient(const std::string& parameter, TensorId dy, TensorId dx, int64_t rows, int64_t in, int64_t out, bool accumulate = false);
-  // Gradients of weight and bias.
-  void WeightGradient(const std::string& parameter, TensorId x, TensorId dy, int64_t rows, int64_t in, int64_t out);
+  // Gradients of weight and bias; bias_parts: of the sum over rows of dy, where they are there already.
+  void WeightGradient(const std::string& parameter, TensorId x, TensorId dy, int64_t rows, int64_t in, int64_t out,
+                      TensorId bias_parts = kNone);
   // Both; dx kNone: no input gradient.
   void LinearBackward(const std::string& parameter, TensorId x, TensorId dy, TensorId dx, int64_t rows, int64_t in,
-                      int64_t out, bool accumulate_dx = false);
+                      int64_t out, TensorId bias_parts = kNone, bool accumulate_dx = false);
+
+  // Parts of a sum over `rows` rows of `cols` columns.
+  TensorId Parts(std::string name, int64_t rows, int64_t cols) { return Activation(std::move(name), {ReduceParts(rows), cols}, real_); }
+  // The gradient of `parameter` will be the sum of these parts, added up by the next EmitSums.
+  void SumLater(const std::string& parameter, TensorId parts);
+  void EmitSums(std::string name);
 
   const TensorSpec& At(TensorId id) const { return plan_.tensors[id]; }
   DType compute() const { return compute_; }
@@ -58,6 +67,7 @@ class PlanBuilder {
   Part part_ = Part::kInput;
   bool backward_ = false;
   std::map<std::string, TensorId> masters_, weights_, gradients_;
+  std::vector<SumParts::Sum> sums_;   // that wait for EmitSums
 };
 
 // The order of parameters in the flat arenas, offsets of every tensor, sizes of the arenas.

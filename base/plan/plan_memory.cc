@@ -10,6 +10,9 @@
 namespace hierad {
 namespace {
 
+// Operations by which one that runs beside the others may lag: about half a block's backward.
+constexpr int kBeside = 8;
+
 int64_t RoundUp(int64_t value, int64_t unit) { return (value + unit - 1) / unit * unit; }
 
 void OrderParameters(Plan* plan) {
@@ -68,7 +71,7 @@ void PlaceActivations(Plan* plan) {
   std::vector<TensorId> ids;
   for (TensorId id = 0; id < TensorId(plan->tensors.size()); ++id) {
     TensorSpec& t = plan->tensors[id];
-    t.first = -1;
+    t.first = t.last = -1;
     if (t.arena == Arena::kActivations) ids.push_back(id);
   }
   for (size_t i = 0; i < plan->forward_backward.size(); ++i) {
@@ -77,7 +80,8 @@ void PlaceActivations(Plan* plan) {
       for (TensorId id : *list) {
         TensorSpec& t = plan->tensors[id];
         if (t.first < 0) t.first = int(i);
-        t.last = int(i);
+        // What runs beside the others needs its operands a while longer.
+        t.last = std::max(t.last, op.beside ? std::min(int(i) + kBeside, int(plan->forward_backward.size()) - 1) : int(i));
       }
     }
   }

@@ -31,8 +31,13 @@ struct StepRecord {
   int32_t signals;         // of all ranks (GPU)
 };
 
-// Rows that a two-pass sum over rows is cut into; the scratch of such a sum is [kReduceParts, columns].
+// Parts that a two-step sum over rows has at most: as many blocks as fill a card twice.
 inline constexpr int64_t kReduceParts = 256;
+// Parts of a sum over so many rows; part p takes rows [p * chunk, (p + 1) * chunk), chunk the rows a part rounded up.
+inline constexpr int64_t ReduceParts(int64_t rows) {
+  const int64_t parts = rows / 16;
+  return parts < 1 ? 1 : parts > kReduceParts ? kReduceParts : parts;
+}
 // Partial sums of the gradient norm.
 inline constexpr int64_t kNormParts = 1024;
 // Elements behind the gradients in their arena, all-reduced with them: the loss numerator as two floats (high, low), and

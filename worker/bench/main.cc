@@ -27,7 +27,7 @@ struct Arguments {
   std::vector<int> input{224, 224};
   int batch = 8, accumulation = 1, chans = 3, q_pool = -1, steps = 30, warmup = 5, threads = 2, short_batch = 0;
   double lr = 1e-4, drop_path = 0;
-  bool tf32 = false, tune = false;
+  bool tf32 = false, tune = false, one_stream = false, no_prefetch = false;
 };
 
 absl::StatusOr<v1::JobSpec> JobOf(const Arguments& arguments) {
@@ -70,7 +70,7 @@ absl::StatusOr<nlohmann::json> Bench(const Arguments& arguments) {
   const std::unique_ptr<Communicator> communicator = MakeSelfCommunicator();
   const bool cuda = arguments.device == "cuda" || (arguments.device == "auto" && CudaDeviceCount() > 0);
   ASSIGN_OR_RETURN(const std::unique_ptr<Step> step,
-                   MakeStep({spec, cuda, arguments.threads, arguments.tune}, geometry, table, communicator.get()));
+                   MakeStep({spec, cuda, arguments.threads, arguments.tune, !arguments.one_stream}, geometry, table, communicator.get()));
   RETURN_IF_ERROR(step->Initialize());
   int64_t sample_size = geometry.spec.in_chans();
   for (int64_t size : geometry.input_size) sample_size *= size;
@@ -83,23 +83,25 @@ absl::StatusOr<nlohmann::json> Bench(const Arguments& arguments) {
     void* pinned = memory.allocate(drawn.size() * sizeof(float));
     if (pinned != nullptr) samples = static_cast<const float*>(std::memcpy(pinned, drawn.data(), drawn.size() * sizeof(float)));
   }
-  std::vector<uint64_t> visits(batch * micro_steps);
+  std::vector<uint64_t> visits(batch * 2 * micro_steps);
   std::vector<int64_t> labels(batch);
   for (int64_t i = 0; i < batch; ++i) labels[i] = i % geometry.spec.num_classes();
 
   std::vector<double> times_ms;
   std::clock_t processor_time = 0;
   std::vector<double> losses;
+  auto batch_of = [&](int64_t number) {   // ids live for two steps
+    uint64_t* ids = visits.data() + number % (2 * micro_steps) * batch;
+    for (int64_t i = 0; i < batch; ++i) ids[i] = uint64_t(number) * batch + i;
+    return MicroBatch{samples + number % 2 * batch * sample_size, labels.data(), ids, int32_t(batch), 0};   // two halves in turn
+  };
   for (int s = 0; s < arguments.warmup + arguments.steps; ++s) {
     std::vector<MicroBatch> micro_batches;
-    for (int64_t m = 0; m < micro_steps; ++m) {
-      uint64_t* ids = visits.data() + m * batch;
-      for (int64_t i = 0; i < batch; ++i) ids[i] = uint64_t(s * micro_steps + m) * batch + i;
-      const int64_t first = (s * micro_steps + m) % 2 * batch;   // two halves in turn
-      micro_batches.push_back({samples + first * sample_size, labels.data(), ids, int32_t(batch), 0});
-    }
+    for (int64_t m = 0; m < micro_steps; ++m) micro_batches.push_back(batch_of(s * micro_steps + m));
+    const MicroBatch next = batch_of((s + 1) * micro_steps);
     if (s == arguments.warmup) processor_time = std::clock();
     const auto begin = std::chrono::steady_clock::now();
+    if (!arguments.no_prefetch) step->Prefetch(next);
     ASSIGN_OR_RETURN(const StepResult result, step->Run(micro_batches, batch * micro_steps, arguments.lr, {}));
     const std::chrono::duration<double, std::milli> elapsed = std::chrono::steady_clock::now() - begin;
     if (s >= arguments.warmup) times_ms.push_back(elapsed.count());
@@ -140,6 +142,8 @@ int Main(int argc, char** argv) {
   app.add_option("--precision", arguments.precision, "fp32|bf16");
   app.add_flag("--tf32", arguments.tf32, "TF32 products in fp32");
   app.add_flag("--tune", arguments.tune, "fused on a GPU: time the candidates of every product first");
+  app.add_flag("--one-stream", arguments.one_stream, "fused on a GPU: weight gradients in the chain, not beside it");
+  app.add_flag("--no-prefetch", arguments.no_prefetch, "do not copy the next step's batch behind this one");
   app.add_option("--sdpa", arguments.sdpa, "auto|math|flash|mem_efficient|cudnn");
   app.add_option("--device", arguments.device, "auto|cpu|cuda");
   app.add_option("--threads", arguments.threads, "compute threads on a CPU");

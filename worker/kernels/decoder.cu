@@ -122,7 +122,8 @@ cudaError_t DecoderAssembleBackward(const DecoderShape& s, const float* dx, cons
   PositionGradient<<<Blocks(size, 128), 128, 0, stream>>>(dx, dposition, s.batch, size, accumulate);
   MaskTokenGradient<<<dim3(unsigned((s.dim + 127) / 128), unsigned(kReduceParts)), 128, 0, stream>>>(s, dx, keep_mask, order, scratch);
   if (cudaError_t e = cudaGetLastError(); e != cudaSuccess) return e;
-  return SumParts(scratch, dmask_token, s.dim, accumulate, stream);
+  const PartsSum sum{scratch, dmask_token, s.dim, int(kReduceParts)};
+  return SumParts(&sum, 1, accumulate, stream);
 }
 
 template cudaError_t FusionGather<bf16>(const FusionShape&, const float*, const int32_t*, bf16*, cudaStream_t);

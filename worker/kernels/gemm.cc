@@ -47,8 +47,8 @@ absl::StatusOr<std::unique_ptr<GemmLibrary>> GemmLibrary::Make(int64_t workspace
   if (const int code = cublasLtCreate(reinterpret_cast<cublasLtHandle_t*>(&library->handle_)); code != 0) {
     return ErrorOf(v1::REASON_CRASHED, absl::StrCat("cuBLASLt could not be started (status ", code, ")."));
   }
-  if (cudaMalloc(&library->workspace_, workspace_bytes) != cudaSuccess) {
-    return ErrorOf(v1::REASON_CUDA_OOM, absl::StrCat("no room for ", workspace_bytes, " bytes of workspace on the GPU."));
+  if (cudaMalloc(reinterpret_cast<void**>(&library->workspace_), kLanes * workspace_bytes) != cudaSuccess) {
+    return ErrorOf(v1::REASON_CUDA_OOM, absl::StrCat("no room for ", kLanes * workspace_bytes, " bytes of workspace on the GPU."));
   }
   library->workspace_bytes_ = workspace_bytes;
   return library;
@@ -116,17 +116,17 @@ absl::StatusOr<GemmLibrary::Prepared*> GemmLibrary::Prepare(const GemmShape& s) 
   return slot.get();
 }
 
-absl::Status GemmLibrary::Launch(const Prepared& p, const void* a, const void* b, void* c, const void* bias, cudaStream_t stream) const {
+absl::Status GemmLibrary::Launch(const Prepared& p, const void* a, const void* b, void* c, const void* bias, cudaStream_t stream, int lane) const {
   if (p.shape.bias) cublasLtMatmulDescSetAttribute(p.desc, CUBLASLT_MATMUL_DESC_BIAS_POINTER, &bias, sizeof bias);
   const float alpha = 1, beta = p.shape.accumulate ? 1 : 0;
   const int code = cublasLtMatmul(static_cast<cublasLtHandle_t>(handle_), p.desc, &alpha, b, p.a, a, p.b, &beta, c, p.c, c, p.c, &p.algo,
-                                  workspace_, workspace_bytes_, stream);
+                                  workspace_ + lane * workspace_bytes_, workspace_bytes_, stream);
   return code == 0 ? absl::OkStatus() : Failed("a product", p.shape, code);
 }
 
-absl::Status GemmLibrary::Run(const GemmShape& shape, const void* a, const void* b, void* c, const void* bias, cudaStream_t stream) {
+absl::Status GemmLibrary::Run(const GemmShape& shape, const void* a, const void* b, void* c, const void* bias, cudaStream_t stream, int lane) {
   ASSIGN_OR_RETURN(Prepared * p, Prepare(shape));
-  return Launch(*p, a, b, c, bias, stream);
+  return Launch(*p, a, b, c, bias, stream, lane);
 }
 
 absl::Status GemmLibrary::Tune(const GemmShape& shape, const void* a, const void* b, void* c, const void* bias, cudaStream_t stream) {
@@ -142,7 +142,7 @@ absl::Status GemmLibrary::Tune(const GemmShape& shape, const void* a, const void
     std::vector<float> times;
     for (int run = 0; run <= kTimedRuns; ++run) {
       cudaEventRecord(start, stream);
-      if (!Launch(*p, a, b, c, bias, stream).ok()) break;
+      if (!Launch(*p, a, b, c, bias, stream, 0).ok()) break;
       cudaEventRecord(stop, stream);
       cudaEventSynchronize(stop);
       float ms = 0;

@@ -24,16 +24,17 @@ struct GemmShape {
 
 class GemmLibrary {
  public:
-  // `workspace_bytes` of device memory are taken for split-K and the like.
+  static constexpr int kLanes = 2;
+  // `workspace_bytes` of device memory a lane are taken for split-K and the like.
   static absl::StatusOr<std::unique_ptr<GemmLibrary>> Make(int64_t workspace_bytes = 64 << 20);
   ~GemmLibrary();
 
-  // bias: of c's type. Prepares the shape when it is new (not while capturing).
-  absl::Status Run(const GemmShape& shape, const void* a, const void* b, void* c, const void* bias, cudaStream_t stream);
+  // bias: of c's type. Prepares the shape when it is new (not while capturing). Streams that run at once take different lanes.
+  absl::Status Run(const GemmShape& shape, const void* a, const void* b, void* c, const void* bias, cudaStream_t stream, int lane = 0);
   // Times the library's candidates on these operands (c is overwritten) and keeps the fastest.
   absl::Status Tune(const GemmShape& shape, const void* a, const void* b, void* c, const void* bias, cudaStream_t stream);
 
-  int64_t workspace_bytes() const { return workspace_bytes_; }
+  int64_t workspace_bytes() const { return kLanes * workspace_bytes_; }
   // The table of algorithms as text, a line a shape, and back: ReadTable before the first Run.
   std::string WriteTable() const;
   absl::Status ReadTable(const std::string& text);
@@ -42,10 +43,10 @@ class GemmLibrary {
   struct Prepared;
   GemmLibrary() = default;
   absl::StatusOr<Prepared*> Prepare(const GemmShape& shape);
-  absl::Status Launch(const Prepared& p, const void* a, const void* b, void* c, const void* bias, cudaStream_t stream) const;
+  absl::Status Launch(const Prepared& p, const void* a, const void* b, void* c, const void* bias, cudaStream_t stream, int lane) const;
 
   void* handle_ = nullptr;   // cublasLtHandle_t
-  void* workspace_ = nullptr;
+  char* workspace_ = nullptr;   // kLanes times workspace_bytes_
   int64_t workspace_bytes_ = 0;
   std::map<std::string, std::unique_ptr<Prepared>> prepared_;
   std::map<std::string, std::string> table_;   // key -> algorithm in hex

@@ -35,22 +35,31 @@ struct PositionShape {
 template <typename T>
 cudaError_t AddPosition(const PositionShape& shape, const T* y, const float* position, const float* temporal,
                         const int32_t* keep_idx, const int32_t* unroll_order, float* x, cudaStream_t stream);
-template <typename T>
 cudaError_t AddPositionBackward(const PositionShape& shape, const float* dx, const uint8_t* keep_mask, const int32_t* unroll_order,
-                                T* dy, float* dposition, float* dtemporal, float* scratch, bool accumulate, cudaStream_t stream);
+                                float* dposition, float* dtemporal, float* scratch, bool accumulate, cudaStream_t stream);
 
 template <typename T>
 cudaError_t LayerNorm(const float* x, const float* gamma, const float* beta, T* y, float* mean, float* rstd, int64_t rows,
                       int cols, cudaStream_t stream);
+// dx_in (0), dx_narrow and dx_parts may be null; dx_in may be dx_out.
 template <typename T>
-cudaError_t LayerNormBackward(const T* dy, const float* x, const float* mean, const float* rstd, const float* gamma,
-                              const float* dx_in, float* dx_out, float* dgamma, float* dbeta, float* scratch, int64_t rows, int cols,
-                              bool accumulate, cudaStream_t stream);
+struct LayerNormGradient {
+  const T* dy;
+  const float *x, *mean, *rstd, *gamma, *dx_in;
+  float* dx_out;
+  T* dx_narrow;
+  float *dgamma_parts, *dbeta_parts, *dx_parts;
+  int64_t rows;
+  int cols, num_parts;
+};
+template <typename T>
+cudaError_t LayerNormBackward(const LayerNormGradient<T>& a, cudaStream_t stream);
 
 template <typename T>
 cudaError_t Gelu(const T* h, T* g, int64_t size, cudaStream_t stream);
+// dh may be dg.
 template <typename T>
-cudaError_t GeluBackward(const T* h, const T* dg, T* dh, T* g, int64_t size, cudaStream_t stream);
+cudaError_t GeluBackward(const T* h, const T* dg, T* dh, T* g, float* dh_parts, int64_t rows, int cols, int num_parts, cudaStream_t stream);
 
 struct DropPath {
   double rate;
@@ -59,6 +68,11 @@ struct DropPath {
 template <typename T>
 cudaError_t Residual(const StepScalars* scalars, const int64_t* visit_ids, const DropPath& drop, const float* base, const T* y,
                      float* out, int64_t batch, int64_t sample_size, cudaStream_t stream);
+// x = base + factor * branch; y = LayerNorm(x). Rows: batch * tokens.
+template <typename T>
+cudaError_t ResidualNorm(const StepScalars* scalars, const int64_t* visit_ids, const DropPath& drop, const float* base, const T* branch,
+                         float* x, const float* gamma, const float* beta, T* y, float* mean, float* rstd, int64_t batch, int64_t tokens,
+                         int cols, cudaStream_t stream);
 template <typename T>
 cudaError_t ResidualBackward(const StepScalars* scalars, const int64_t* visit_ids, const DropPath& drop, const float* dout, T* dy,
                              int64_t batch, int64_t sample_size, cudaStream_t stream);
@@ -108,9 +122,14 @@ cudaError_t Dropout(const StepScalars* scalars, const int64_t* visit_ids, const 
                     cudaStream_t stream);
 
 template <typename T>
-cudaError_t ColumnSum(const T* dy, float* grad, float* scratch, int64_t rows, int cols, bool accumulate, cudaStream_t stream);
-// grad[c] (+)= sum over kReduceParts of scratch[part, c]; the second half of all two-pass sums.
-cudaError_t SumParts(const float* scratch, float* grad, int cols, bool accumulate, cudaStream_t stream);
+cudaError_t ColumnSum(const T* dy, float* parts, int64_t rows, int cols, int num_parts, cudaStream_t stream);
+// grad[c] (+)= sum over the parts of parts[p, c], in order.
+struct PartsSum {
+  const float* parts;
+  float* grad;
+  int cols, num_parts;
+};
+cudaError_t SumParts(const PartsSum* sums, int count, bool accumulate, cudaStream_t stream);
 cudaError_t GradientNorm(const StepScalars* scalars, const float* gradients, double* partials, const double* loss_partials,
                          StepRecord* record, int64_t size, int batch, cudaStream_t stream);
 // What rides behind the gradients: [loss numerator high, low, stop, checkpoint]; signals in StepScalars.signals and

@@ -1,55 +1,56 @@
 // Sums over rows, the norm of the gradients with the step's verdict, and AdamW.
+#include "worker/kernels/columns.cuh"
 #include "worker/kernels/device.cuh"
 #include "worker/kernels/kernels.h"
 
 namespace hierad::kernels {
 namespace {
 
-// Part p of kReduceParts takes its share of the rows. blockDim (32 columns of `kWidth`, 8 rows at a time).
+// A block the rows of part blockIdx.y, 32 x kWidth columns, 8 rows at a time.
 template <typename T, int kWidth>
-__global__ void ColumnParts(const T* dy, float* scratch, int64_t rows, int cols) {
+__global__ void ColumnParts(const T* dy, float* parts, int64_t rows, int cols) {
   __shared__ float sums[8][32 * kWidth];
-  const int64_t chunk = (rows + kReduceParts - 1) / kReduceParts, first = blockIdx.y * chunk, end = min(first + chunk, rows);
+  const int64_t chunk = (rows + gridDim.y - 1) / gridDim.y, first = blockIdx.y * chunk, end = min(first + chunk, rows);
   const int c = (blockIdx.x * 32 + threadIdx.x) * kWidth;
   float sum[kWidth] = {};
   if (c < cols) {
 #pragma unroll 4
     for (int64_t row = first + threadIdx.y; row < end; row += 8) {
-      if constexpr (kWidth == 4) {
-        const float4 v = Load4(dy + row * cols + c);
-        sum[0] += v.x, sum[1] += v.y, sum[2] += v.z, sum[3] += v.w;
-      } else {
-        sum[0] += ToFloat(dy[row * cols + c]);
-      }
+      float v[kWidth];
+      LoadN<kWidth>(dy + row * cols + c, v);
+#pragma unroll
+      for (int k = 0; k < kWidth; ++k) sum[k] += v[k];
     }
   }
-#pragma unroll
-  for (int k = 0; k < kWidth; ++k) sums[threadIdx.y][threadIdx.x * kWidth + k] = sum[k];
-  __syncthreads();
-  for (int i = threadIdx.y * 32 + threadIdx.x; i < 32 * kWidth; i += 256) {
-    const int column = blockIdx.x * 32 * kWidth + i;
-    if (column >= cols) continue;
-    float total = 0;
-#pragma unroll
-    for (int r = 0; r < 8; ++r) total += sums[r][i];
-    scratch[blockIdx.y * int64_t(cols) + column] = total;
-  }
+  StoreColumnSums<kWidth>(sum, sums, parts, cols);
 }
 
-// A block 32 columns, its 8 warps' shares in order.
-__global__ void Sum(const float* scratch, float* grad, int cols, bool accumulate) {
-  __shared__ float sums[8][32];
-  const int c = blockIdx.x * 32 + threadIdx.x;
+constexpr int kMostSums = 16;   // of one launch
+struct SumList {
+  PartsSum sum[kMostSums];
+  int first_block[kMostSums + 1];
+  int count;
+};
+
+// A block 32 columns of one sum, its 16 warps' shares in order.
+__global__ void __launch_bounds__(512) Sum(const SumList list, bool accumulate) {
+  __shared__ float sums[16][32];
+  int which = 0;
+  while (int(blockIdx.x) >= list.first_block[which + 1]) ++which;
+  const PartsSum s = list.sum[which];
+  const int c = (blockIdx.x - list.first_block[which]) * 32 + threadIdx.x;
   float sum = 0;
-  if (c < cols) {
-    for (int p = threadIdx.y; p < kReduceParts; p += 8) sum += scratch[p * int64_t(cols) + c];
+  if (c < s.cols) {
+#pragma unroll 8
+    for (int p = threadIdx.y; p < s.num_parts; p += 16) sum += s.parts[p * int64_t(s.cols) + c];
   }
   sums[threadIdx.y][threadIdx.x] = sum;
   __syncthreads();
-  if (threadIdx.y != 0 || c >= cols) return;
-  float total = accumulate ? grad[c] : 0.0f;
-  for (int r = 0; r < 8; ++r) total += sums[r][threadIdx.x];
-  grad[c] = total;
+  if (threadIdx.y != 0 || c >= s.cols) return;
+  float total = accumulate ? s.grad[c] : 0.0f;
+#pragma unroll
+  for (int r = 0; r < 16; ++r) total += sums[r][threadIdx.x];
+  s.grad[c] = total;
 }
 
 __global__ void Squares(const float* gradients, double* partials, int64_t size) {
@@ -140,17 +141,24 @@ __global__ void Adam(const StepScalars* s, const StepRecord* record, AdamWOption
 }  // namespace
 
 template <typename T>
-cudaError_t ColumnSum(const T* dy, float* grad, float* scratch, int64_t rows, int cols, bool accumulate, cudaStream_t stream) {
-  if (cols % 4 == 0) {
-    ColumnParts<T, 4><<<dim3(unsigned((cols + 127) / 128), unsigned(kReduceParts)), dim3(32, 8), 0, stream>>>(dy, scratch, rows, cols);
-  } else {
-    ColumnParts<T, 1><<<dim3(unsigned((cols + 31) / 32), unsigned(kReduceParts)), dim3(32, 8), 0, stream>>>(dy, scratch, rows, cols);
-  }
-  return SumParts(scratch, grad, cols, accumulate, stream);
+cudaError_t ColumnSum(const T* dy, float* parts, int64_t rows, int cols, int num_parts, cudaStream_t stream) {
+  WithColumnWidth(cols, [&](auto width) {
+    constexpr int kWidth = decltype(width)::value;
+    ColumnParts<T, kWidth><<<ColumnGrid<kWidth>(cols, num_parts), dim3(32, 8), 0, stream>>>(dy, parts, rows, cols);
+  });
+  return cudaGetLastError();
 }
 
-cudaError_t SumParts(const float* scratch, float* grad, int cols, bool accumulate, cudaStream_t stream) {
-  Sum<<<unsigned((cols + 31) / 32), dim3(32, 8), 0, stream>>>(scratch, grad, cols, accumulate);
+cudaError_t SumParts(const PartsSum* sums, int count, bool accumulate, cudaStream_t stream) {
+  for (int first = 0; first < count; first += kMostSums) {
+    SumList list{};
+    list.count = std::min(kMostSums, count - first);
+    for (int i = 0; i < list.count; ++i) {
+      list.sum[i] = sums[first + i];
+      list.first_block[i + 1] = list.first_block[i] + (list.sum[i].cols + 31) / 32;
+    }
+    Sum<<<unsigned(list.first_block[list.count]), dim3(32, 16), 0, stream>>>(list, accumulate);
+  }
   return cudaGetLastError();
 }
 
@@ -178,8 +186,8 @@ cudaError_t AdamW(const StepScalars* scalars, const StepRecord* record, const Ad
   return cudaGetLastError();
 }
 
-template cudaError_t ColumnSum<bf16>(const bf16*, float*, float*, int64_t, int, bool, cudaStream_t);
-template cudaError_t ColumnSum<float>(const float*, float*, float*, int64_t, int, bool, cudaStream_t);
+template cudaError_t ColumnSum<bf16>(const bf16*, float*, int64_t, int, int, cudaStream_t);
+template cudaError_t ColumnSum<float>(const float*, float*, int64_t, int, int, cudaStream_t);
 template cudaError_t AdamW<bf16>(const StepScalars*, const StepRecord*, const AdamWOptions&, float*, const float*, float*,
                                  const uint8_t*, bf16*, int64_t, cudaStream_t);
 template cudaError_t AdamW<float>(const StepScalars*, const StepRecord*, const AdamWOptions&, float*, const float*, float*,

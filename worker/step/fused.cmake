@@ -2,7 +2,7 @@
 add_library(hierad_fused STATIC fused_executor.cc fused_op_cpu.cc fused_step.cc numerics.cc
   $<IF:$<BOOL:${HIERAD_CUDA}>,fused_gpu_step.cc,fused_gpu_absent.cc>)
 if(HIERAD_CUDA)
-  target_sources(hierad_fused PRIVATE fused_op_gpu.cc)
+  target_sources(hierad_fused PRIVATE fused_op_gpu.cc lanes.cc)
   target_link_libraries(hierad_fused PUBLIC hierad_kernels)
 endif()
 target_link_libraries(hierad_fused PUBLIC hierad_base hierad_comm hierad_draws)

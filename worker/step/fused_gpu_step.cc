@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <optional>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -15,6 +16,7 @@
 #include "worker/model/initialize.h"
 #include "worker/step/fused_layout.h"
 #include "worker/step/fused_op_gpu.h"
+#include "worker/step/lanes.h"
 #include "worker/step/numerics.h"
 #include "worker/step/step.h"
 
@@ -83,16 +85,23 @@ class DeviceArenas {
 class FusedGpuStep : public Step {
  public:
   FusedGpuStep(const StepOptions& options, const ParameterTable& table, Communicator* communicator)
-      : spec_(options.spec), table_(table), communicator_(*communicator) {}
+      : spec_(options.spec), options_beside_(options.beside), table_(table), communicator_(*communicator) {}
 
   ~FusedGpuStep() override {
     step_graph_.reset(), micro_graph_.reset(), update_graph_.reset();   // before the stream and what they refer to
-    if (stream_ != nullptr) cudaStreamDestroy(stream_);
+    lanes_.reset();
+    for (cudaEvent_t event : {copied_[0], copied_[1], used_[0], used_[1]}) {
+      if (event != nullptr) cudaEventDestroy(event);
+    }
+    for (cudaStream_t stream : {stream_, beside_, copy_}) {
+      if (stream != nullptr) cudaStreamDestroy(stream);
+    }
   }
 
   absl::Status Prepare(Plan plan) {
-    RETURN_IF_ERROR(CudaStatus(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking), "creating a stream"));
+    RETURN_IF_ERROR(MakeStreams());
     ASSIGN_OR_RETURN(arenas_, DeviceArenas::Make(std::move(plan)));
+    lanes_ = std::make_unique<Lanes>(this->plan(), stream_, options_beside_ ? beside_ : stream_);
     ASSIGN_OR_RETURN(gemm_, kernels::GemmLibrary::Make());
     ASSIGN_OR_RETURN(scalars_, AllocatePinned<StepScalars>(spec_.step().accumulation() + 1));
     ASSIGN_OR_RETURN(record_, AllocatePinned<StepRecord>(1));
@@ -130,6 +139,7 @@ class FusedGpuStep : public Step {
     RETURN_IF_ERROR(upload(state.exp_avg, moments));
     RETURN_IF_ERROR(upload(state.exp_avg_sq, moments + plan().flat_size));
     RETURN_IF_ERROR(RefreshComputeCopyOnGpu(arenas_->addresses, stream_));
+    prefetched_.reset(), next_.reset();
     step_ = state.step;
     StepRecord& r = record_[0];
     r = StepRecord{};
@@ -173,6 +183,7 @@ class FusedGpuStep : public Step {
       RETURN_IF_ERROR(Stage(micro_batches[i], s, int(i), *arenas_));
       staged = true;
       RETURN_IF_ERROR(CudaStatus(cudaGraphLaunch((whole ? step_graph_ : micro_graph_).get(), stream_), "the step"));
+      RETURN_IF_ERROR(CudaStatus(cudaEventRecord(used_[slot_], stream_), "ordering copies"));
     }
     StepResult result;
     result.signals = signals;
@@ -181,6 +192,7 @@ class FusedGpuStep : public Step {
       RETURN_IF_ERROR(Reduce());
       RETURN_IF_ERROR(CudaStatus(cudaGraphLaunch(update_graph_.get(), stream_), "the update"));
     }
+    RETURN_IF_ERROR(CopyNext());
     RETURN_IF_ERROR(Synchronize());
     const StepRecord& r = record_[0];
     if (communicator_.size() > 1) result.signals = {(r.signals & 1) != 0, (r.signals & 2) != 0};
@@ -189,6 +201,8 @@ class FusedGpuStep : public Step {
     RETURN_IF_ERROR(CheckNumerics(spec_, result, step_, r.nan_in_row, lr));
     return result;
   }
+
+  void Prefetch(const MicroBatch& next) override { next_ = next; }
 
   absl::StatusOr<LossSum> Evaluate(const MicroBatch& batch) override {
     if (batch.real == 0) return LossSum{};
@@ -267,12 +281,15 @@ class FusedGpuStep : public Step {
   const Plan& plan() const { return arenas_->plan; }
   template <typename V>
   V* Get(TensorId id) const { return arenas_->addresses.Get<V>(id); }
-  GpuContext Context() const { return {gemm_.get(), stream_, spec_.step().tf32(), false}; }
+  GpuContext Context() const { return {gemm_.get(), stream_, 0, spec_.step().tf32(), false}; }
   absl::Status Synchronize() { return CudaStatus(cudaStreamSynchronize(stream_), "the step on the GPU"); }
 
   absl::Status RunAll(const std::vector<Op>& ops, size_t count) {
-    for (size_t i = 0; i < count; ++i) RETURN_IF_ERROR(RunOpOnGpu(ops[i], arenas_->addresses, Context()));
-    return absl::OkStatus();
+    return lanes_->Run(ops, count, [&](const Op& op, cudaStream_t stream, int lane) {
+      GpuContext context = Context();
+      context.stream = stream, context.lane = lane;
+      return RunOpOnGpu(op, arenas_->addresses, context);
+    });
   }
   absl::Status Update() {
     RETURN_IF_ERROR(RunAll(plan().update, plan().update.size()));
@@ -282,6 +299,18 @@ class FusedGpuStep : public Step {
   absl::Status Both() {
     RETURN_IF_ERROR(RunAll(plan().forward_backward, plan().forward_backward.size()));
     return Update();
+  }
+
+  absl::Status MakeStreams() {
+    int least = 0, greatest = 0;
+    RETURN_IF_ERROR(CudaStatus(cudaDeviceGetStreamPriorityRange(&least, &greatest), "asking for stream priorities"));
+    RETURN_IF_ERROR(CudaStatus(cudaStreamCreateWithPriority(&stream_, cudaStreamNonBlocking, greatest), "creating a stream"));
+    RETURN_IF_ERROR(CudaStatus(cudaStreamCreateWithPriority(&beside_, cudaStreamNonBlocking, least), "creating a stream"));
+    RETURN_IF_ERROR(CudaStatus(cudaStreamCreateWithFlags(&copy_, cudaStreamNonBlocking), "creating a stream"));
+    for (cudaEvent_t* event : {&copied_[0], &copied_[1], &used_[0], &used_[1]}) {
+      RETURN_IF_ERROR(CudaStatus(cudaEventCreateWithFlags(event, cudaEventDisableTiming), "creating an event"));
+    }
+    return absl::OkStatus();
   }
 
   template <typename Body>
@@ -310,22 +339,50 @@ class FusedGpuStep : public Step {
                       "copying the step's values");
   }
 
-  // The batch into a staging slot, and the scalars that go with it. The copies are over when the step is.
+  // The batch into a staging slot, and the scalars that go with it, before what is enqueued next. Its copy may be under way
+  // already; else it starts as soon as the step that used the slot is over. The copies are over when the step is.
   absl::Status Stage(const MicroBatch& batch, StepScalars s, int micro, const DeviceArenas& arenas) {
-    const Plan& p = arenas.plan;
-    if (!p.options.features) RETURN_IF_ERROR(CheckLabels(batch, p.geometry));
+    if (!arenas.plan.options.features) RETURN_IF_ERROR(CheckLabels(batch, arenas.plan.geometry));
+    if (IsPrefetched(batch) && &arenas == arenas_.get()) {
+      slot_ = prefetched_->slot;
+    } else {
+      slot_ = 1 - slot_;
+      RETURN_IF_ERROR(Copy(batch, slot_, arenas));
+    }
+    prefetched_.reset();
     s.epoch = s.train != 0 ? batch.epoch : 0;
-    s.real = batch.real, s.slot = micro % 2;
-    RETURN_IF_ERROR(CopyScalars(s, micro, arenas));
+    s.real = batch.real, s.slot = slot_;
+    RETURN_IF_ERROR(CudaStatus(cudaStreamWaitEvent(stream_, copied_[slot_], 0), "ordering copies"));
+    return CopyScalars(s, micro, arenas);
+  }
+
+  // On the copy stream.
+  absl::Status Copy(const MicroBatch& batch, int slot, const DeviceArenas& arenas) {
+    const Plan& p = arenas.plan;
     const int64_t bytes = p.tensors[p.source].bytes / 2, ids = p.batch * int64_t(sizeof(int64_t));
     auto copy = [&](TensorId to, int64_t slot_bytes, const void* from, int64_t size) {
-      return CudaStatus(cudaMemcpyAsync(arenas.addresses.Get<std::byte>(to) + s.slot * slot_bytes, from, size, cudaMemcpyHostToDevice, stream_),
+      return CudaStatus(cudaMemcpyAsync(arenas.addresses.Get<std::byte>(to) + slot * slot_bytes, from, size, cudaMemcpyHostToDevice, copy_),
                         "copying a batch to the GPU");
     };
+    RETURN_IF_ERROR(CudaStatus(cudaStreamWaitEvent(copy_, used_[slot], 0), "ordering copies"));
     RETURN_IF_ERROR(copy(p.source, bytes, batch.x_BCS, bytes / p.batch * batch.real));
     RETURN_IF_ERROR(copy(p.source_ids, ids, batch.visit_ids_B, batch.real * int64_t(sizeof(int64_t))));
-    if (batch.labels_B == nullptr) return absl::OkStatus();
-    return copy(p.source_labels, ids, batch.labels_B, batch.real * int64_t(sizeof(int64_t)));
+    if (batch.labels_B != nullptr) RETURN_IF_ERROR(copy(p.source_labels, ids, batch.labels_B, batch.real * int64_t(sizeof(int64_t))));
+    return CudaStatus(cudaEventRecord(copied_[slot], copy_), "ordering copies");
+  }
+
+  absl::Status CopyNext() {
+    const std::optional<MicroBatch> next = std::exchange(next_, std::nullopt);
+    if (!next.has_value() || next->real == 0) return absl::OkStatus();
+    const int slot = 1 - slot_;
+    RETURN_IF_ERROR(Copy(*next, slot, *arenas_));
+    prefetched_ = {*next, {next->visit_ids_B, next->visit_ids_B + next->real}, slot};
+    return absl::OkStatus();
+  }
+  bool IsPrefetched(const MicroBatch& batch) const {
+    return prefetched_.has_value() && batch.x_BCS == prefetched_->batch.x_BCS && batch.labels_B == prefetched_->batch.labels_B &&
+           batch.epoch == prefetched_->batch.epoch && batch.real == prefetched_->batch.real &&
+           std::equal(prefetched_->ids.begin(), prefetched_->ids.end(), batch.visit_ids_B);
   }
 
   // Gradients, loss numerator and signals of all ranks.
@@ -361,9 +418,20 @@ class FusedGpuStep : public Step {
   }
 
   const v1::JobSpec spec_;
+  const bool options_beside_;
   const ParameterTable table_;
   Communicator& communicator_;
-  cudaStream_t stream_ = nullptr;
+  cudaStream_t stream_ = nullptr, beside_ = nullptr, copy_ = nullptr;
+  cudaEvent_t copied_[2] = {}, used_[2] = {};   // of a staging slot: its copy, and the step that read it
+  int slot_ = 0;                                // of the newest batch that a step was given
+  std::optional<MicroBatch> next_;
+  struct Prefetched {
+    MicroBatch batch;
+    std::vector<uint64_t> ids;
+    int slot;
+  };
+  std::optional<Prefetched> prefetched_;
+  std::unique_ptr<Lanes> lanes_;
   std::unique_ptr<DeviceArenas> arenas_, features_;
   std::unique_ptr<kernels::GemmLibrary> gemm_;
   Pinned<StepScalars> scalars_;   // one a micro-batch: their copies may still be under way

@@ -61,6 +61,10 @@ class CpuOps {
     ref::Residual(at_.Get<StepScalars>(o.scalars), Ids(o.visit_ids), {o.rate, o.block, o.which}, Real(o.base), Narrow(o.y),
                   Real(o.out), o.batch, o.tokens * o.dim);
   }
+  void operator()(const ResidualNorm& o) const {
+    (*this)(o.residual);
+    (*this)(o.norm);
+  }
   void operator()(const Gelu& o) const { ref::Gelu<T, S>(Narrow(o.h), Narrow(o.g), o.size); }
   void operator()(const FusionGather& o) const {
     const ref::FusionShape shape{o.batch, o.kept, o.finals, o.taps, o.dim};
@@ -94,10 +98,13 @@ class CpuOps {
       ref::Cast(Narrow(o.from), Real(o.to), o.size);
     }
   }
-  void operator()(const ColumnSum& o) const { ref::ColumnSum(Narrow(o.dy), Real(o.grad), o.rows, o.cols, o.accumulate); }
+  void operator()(const ColumnSum& o) const { ref::ColumnSum(Narrow(o.dy), Real(o.parts), o.rows, o.cols, o.num_parts); }
+  void operator()(const SumParts& o) const {
+    for (const SumParts::Sum& sum : o.sums) ref::SumParts(Real(sum.parts), Real(sum.grad), sum.cols, sum.num_parts, o.accumulate);
+  }
   void operator()(const LayerNormBackward& o) const {
     ref::LayerNormBackward(Narrow(o.dy), Real(o.x), Real(o.mean), Real(o.rstd), Real(o.gamma), Real(o.dx_in), Real(o.dx_out),
-                           Real(o.dgamma), Real(o.dbeta), o.rows, o.cols, o.accumulate);
+                           Narrow(o.dx_narrow), Real(o.dgamma_parts), Real(o.dbeta_parts), Real(o.dx_parts), o.rows, o.cols, o.num_parts);
   }
   void operator()(const AttentionBackward& o) const {
     ref::AttentionBackward({o.batch, o.windows, o.keys, o.q_stride, o.heads, o.head_dim}, Narrow(o.qkv), Narrow(o.o), Narrow(o.d_o),
@@ -110,7 +117,9 @@ class CpuOps {
     ref::ResidualBackward(at_.Get<StepScalars>(o.scalars), Ids(o.visit_ids), {o.rate, o.block, o.which}, Real(o.dout), Narrow(o.dy),
                           o.batch, o.tokens * o.dim);
   }
-  void operator()(const GeluBackward& o) const { ref::GeluBackward<T, S>(Narrow(o.h), Narrow(o.dg), Narrow(o.dh), Narrow(o.g), o.size); }
+  void operator()(const GeluBackward& o) const {
+    ref::GeluBackward(Narrow(o.h), Narrow(o.dg), Narrow(o.dh), Narrow(o.g), Real(o.dh_parts), o.rows, o.cols, o.num_parts);
+  }
   void operator()(const FusionGatherBackward& o) const {
     const ref::FusionShape shape{o.batch, o.kept, o.finals, o.taps, o.dim};
     if (IsReal(o.drows)) {
@@ -124,8 +133,8 @@ class CpuOps {
                                  Narrow(o.dy), Real(o.dmask_token), Real(o.dposition), o.accumulate);
   }
   void operator()(const AddPositionBackward& o) const {
-    ref::AddPositionBackward(Real(o.dx), Ints(o.keep_idx), Ints(o.unroll_order), Narrow(o.dy), Real(o.dposition),
-                             Real(o.dposition_temporal), o.batch, o.tokens, g_.num_kept, g_.num_mask_units, Spatial(), g_.tokens[0],
+    ref::AddPositionBackward(Real(o.dx), Ints(o.keep_idx), Ints(o.unroll_order), Real(o.dposition), Real(o.dposition_temporal),
+                             o.batch, o.tokens, g_.num_kept, g_.num_mask_units, Spatial(), g_.tokens[0],
                              o.dim, o.accumulate);
   }
   void operator()(const MeanTokensBackward& o) const { ref::MeanTokensBackward(Real(o.dy), Real(o.dx), o.batch, o.tokens, o.dim); }

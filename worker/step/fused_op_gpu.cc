@@ -23,7 +23,7 @@ class GpuOps {
     const void* bias = at_.At(o.bias);
     if (bias != nullptr && kNarrow && !wide) bias = Compute(o.bias);
     if (context_.tune) return context_.gemm->Tune(shape, at_.At(o.a), at_.At(o.b), at_.At(o.c), bias, stream_);
-    return context_.gemm->Run(shape, at_.At(o.a), at_.At(o.b), at_.At(o.c), bias, stream_);
+    return context_.gemm->Run(shape, at_.At(o.a), at_.At(o.b), at_.At(o.c), bias, stream_, context_.lane);
   }
   template <typename O>
   absl::Status operator()(const O& o) const { return CudaStatus(Launch(o), "a kernel's launch"); }
@@ -57,15 +57,16 @@ class GpuOps {
                           Ints(o.unroll_order), Real(o.x), stream_);
   }
   cudaError_t Launch(const AddPositionBackward& o) const {
-    return k::AddPositionBackward(Position(o.batch, o.tokens, o.dim), Real(o.dx), Bytes(o.keep_mask), Ints(o.unroll_order), Narrow(o.dy),
+    return k::AddPositionBackward(Position(o.batch, o.tokens, o.dim), Real(o.dx), Bytes(o.keep_mask), Ints(o.unroll_order),
                                   Real(o.dposition), Real(o.dposition_temporal), Real(o.scratch), o.accumulate, stream_);
   }
   cudaError_t Launch(const LayerNorm& o) const {
     return k::LayerNorm(Real(o.x), Real(o.gamma), Real(o.beta), Narrow(o.y), Real(o.mean), Real(o.rstd), o.rows, int(o.cols), stream_);
   }
   cudaError_t Launch(const LayerNormBackward& o) const {
-    return k::LayerNormBackward(Narrow(o.dy), Real(o.x), Real(o.mean), Real(o.rstd), Real(o.gamma), Real(o.dx_in), Real(o.dx_out),
-                                Real(o.dgamma), Real(o.dbeta), Real(o.scratch), o.rows, int(o.cols), o.accumulate, stream_);
+    return k::LayerNormBackward<T>({Narrow(o.dy), Real(o.x), Real(o.mean), Real(o.rstd), Real(o.gamma), Real(o.dx_in), Real(o.dx_out),
+                                    Narrow(o.dx_narrow), Real(o.dgamma_parts), Real(o.dbeta_parts), Real(o.dx_parts), o.rows,
+                                    int(o.cols), int(o.num_parts)}, stream_);
   }
   template <typename O>
   static k::AttentionShape Shape(const O& o) {
@@ -88,12 +89,20 @@ class GpuOps {
     return k::Residual(Scalars(o.scalars), Ids(o.visit_ids), {o.rate, o.block, o.which}, Real(o.base), Narrow(o.y), Real(o.out), o.batch,
                        o.tokens * o.dim, stream_);
   }
+  cudaError_t Launch(const ResidualNorm& o) const {
+    const struct Residual& r = o.residual;
+    const struct LayerNorm& n = o.norm;
+    return k::ResidualNorm(Scalars(r.scalars), Ids(r.visit_ids), {r.rate, r.block, r.which}, Real(r.base), Narrow(r.y), Real(r.out),
+                           Real(n.gamma), Real(n.beta), Narrow(n.y), Real(n.mean), Real(n.rstd), r.batch, r.tokens, int(n.cols), stream_);
+  }
   cudaError_t Launch(const ResidualBackward& o) const {
     return k::ResidualBackward(Scalars(o.scalars), Ids(o.visit_ids), {o.rate, o.block, o.which}, Real(o.dout), Narrow(o.dy), o.batch,
                                o.tokens * o.dim, stream_);
   }
   cudaError_t Launch(const Gelu& o) const { return k::Gelu(Narrow(o.h), Narrow(o.g), o.size, stream_); }
-  cudaError_t Launch(const GeluBackward& o) const { return k::GeluBackward(Narrow(o.h), Narrow(o.dg), Narrow(o.dh), Narrow(o.g), o.size, stream_); }
+  cudaError_t Launch(const GeluBackward& o) const {
+    return k::GeluBackward(Narrow(o.h), Narrow(o.dg), Narrow(o.dh), Narrow(o.g), Real(o.dh_parts), o.rows, int(o.cols), int(o.num_parts), stream_);
+  }
   cudaError_t Launch(const FusionGather& o) const {
     const k::FusionShape s{int(o.batch), int(o.kept), int(o.finals), int(o.taps), int(o.dim)};
     return IsReal(o.rows) ? k::FusionGather(s, Real(o.x), Ints(o.order), Real(o.rows), stream_)
@@ -136,7 +145,12 @@ class GpuOps {
     return IsReal(o.from) ? k::Cast(Real(o.from), Narrow(o.to), o.size, stream_) : k::Cast(Narrow(o.from), Real(o.to), o.size, stream_);
   }
   cudaError_t Launch(const ColumnSum& o) const {
-    return k::ColumnSum(Narrow(o.dy), Real(o.grad), Real(o.scratch), o.rows, int(o.cols), o.accumulate, stream_);
+    return k::ColumnSum(Narrow(o.dy), Real(o.parts), o.rows, int(o.cols), int(o.num_parts), stream_);
+  }
+  cudaError_t Launch(const SumParts& o) const {
+    std::vector<k::PartsSum> sums;
+    for (const SumParts::Sum& s : o.sums) sums.push_back({Real(s.parts), Real(s.grad), int(s.cols), int(s.num_parts)});
+    return k::SumParts(sums.data(), int(sums.size()), o.accumulate, stream_);
   }
   cudaError_t Launch(const GradientNorm& o) const {
     return k::GradientNorm(Scalars(o.scalars), Real(o.gradients), Doubles(o.partials), Doubles(o.loss_partials), at_.Get<StepRecord>(o.record),

@@ -13,6 +13,7 @@ namespace hierad {
 struct GpuContext {
   kernels::GemmLibrary* gemm;
   cudaStream_t stream;
+  int lane = 0;        // streams that run at once have their own workspace in the library
   bool tf32 = false;
   bool tune = false;   // products are timed and their algorithms chosen instead of merely run
 };

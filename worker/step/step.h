@@ -53,6 +53,7 @@ struct StepOptions {
   bool cuda = false;         // device 0 of the process
   int threads = 1;           // compute threads (CPU)
   bool tune = false;         // fused on a GPU: time the candidates of every matrix product and keep the fastest
+  bool beside = true;        // fused on a GPU: weight gradients on a second stream
 };
 
 // One thread uses a step.
@@ -70,6 +71,9 @@ class Step {
   // step.max_nan_steps says so. Micro-batches without a real sample are passed over.
   virtual absl::StatusOr<StepResult> Run(absl::Span<const MicroBatch> micro_batches, int64_t real_samples, double lr,
                                          StepSignals signals) = 0;
+  // Before a Run: the first micro-batch of the Run after it. Its copy to the device then hides behind that step. The memory
+  // stays as it is until the later Run returns; a later Run with another batch copies anew.
+  virtual void Prefetch(const MicroBatch&) {}
   // Sum of the loss numerator over this micro-batch's real samples, and how many elements it covers; local to the rank.
   // Masks from Draw::kEvalMask with epoch 0: the same at every evaluation. No drop path or dropout.
   struct LossSum { double numerator = 0; double weight = 0; };

@@ -5,6 +5,8 @@
 #include <cstdint>
 #include <numbers>
 
+#include "worker/kernels/reference/reduce.h"
+
 namespace hierad::reference {
 
 template <typename T, typename S>
@@ -16,9 +18,10 @@ void Gelu(const T* h, T* g, int64_t size) {
   }
 }
 
-// dh may be dg. g: as Gelu, again.
+// dh may be dg. g: as Gelu, again. dh_parts: sums over the rows of dh.
 template <typename T, typename S>
-void GeluBackward(const T* h, const T* dg, T* dh, T* g, int64_t size) {
+void GeluBackward(const T* h, const T* dg, T* dh, T* g, S* dh_parts, int64_t rows, int64_t cols, int64_t num_parts) {
+  const int64_t size = rows * cols;
   const S root_half = S(1 / std::numbers::sqrt2), density = S(std::numbers::inv_sqrtpi / std::numbers::sqrt2);
   for (int64_t i = 0; i < size; ++i) {
     const S x = S(h[i]);
@@ -26,6 +29,7 @@ void GeluBackward(const T* h, const T* dg, T* dh, T* g, int64_t size) {
     dh[i] = T(S(dg[i]) * (half + x * density * std::exp(S(-0.5) * x * x)));
     g[i] = T(x * half);
   }
+  ColumnSum(dh, dh_parts, rows, cols, num_parts);
 }
 
 }  // namespace hierad::reference

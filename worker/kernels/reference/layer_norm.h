@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <vector>
 
+#include "worker/kernels/reference/reduce.h"
 #include "worker/kernels/reference/types.h"
 
 namespace hierad::reference {
@@ -24,11 +25,11 @@ void LayerNorm(const S* x, const S* gamma, const S* beta, T* y, S* mean, S* rstd
   }
 }
 
-// dx_out = dx_in + dLN(dy); dx_in nullptr: 0; dx_in == dx_out: in place.
+// dx_out = dx_in + dLN(dy); dx_in nullptr: 0; dx_in == dx_out: in place. dx_narrow and dx_parts may be nullptr.
 template <typename T, typename S>
 void LayerNormBackward(const T* dy, const S* x, const S* mean, const S* rstd, const S* gamma, const S* dx_in, S* dx_out,
-                       S* dgamma, S* dbeta, int64_t rows, int64_t cols, bool accumulate) {
-  std::vector<double> gamma_sum(cols, 0.0), beta_sum(cols, 0.0);
+                       T* dx_narrow, S* dgamma_parts, S* dbeta_parts, S* dx_parts, int64_t rows, int64_t cols, int64_t num_parts) {
+  std::vector<double> gamma_sum(cols, 0.0), beta_sum(cols, 0.0), dx_sum(cols, 0.0);
   for (int64_t r = 0; r < rows; ++r) {
     const T* d = dy + r * cols;
     const S* in = x + r * cols;
@@ -45,13 +46,15 @@ void LayerNormBackward(const T* dy, const S* x, const S* mean, const S* rstd, co
     for (int64_t c = 0; c < cols; ++c) {
       const S normed = (in[c] - mean[r]) * rstd[r];
       const S dx = (S(d[c]) * gamma[c] - sum - normed * dot) * rstd[r];
-      dx_out[r * cols + c] = dx_in == nullptr ? dx : dx_in[r * cols + c] + dx;
+      const S out = dx_in == nullptr ? dx : dx_in[r * cols + c] + dx;
+      dx_out[r * cols + c] = out;
+      if (dx_narrow != nullptr) dx_narrow[r * cols + c] = T(out);
+      dx_sum[c] += double(out);
     }
   }
-  for (int64_t c = 0; c < cols; ++c) {
-    dgamma[c] = S(gamma_sum[c]) + (accumulate ? dgamma[c] : S(0));
-    dbeta[c] = S(beta_sum[c]) + (accumulate ? dbeta[c] : S(0));
-  }
+  WholeSum(gamma_sum, dgamma_parts, num_parts);
+  WholeSum(beta_sum, dbeta_parts, num_parts);
+  if (dx_parts != nullptr) WholeSum(dx_sum, dx_parts, num_parts);
 }
 
 }  // namespace hierad::reference

@@ -68,10 +68,10 @@ void AddPosition(const T* y, const S* position, const S* temporal, const int32_t
   }
 }
 
-// dy = dx in T; gradients of the position sum over the samples that kept the token.
-template <typename T, typename S>
-void AddPositionBackward(const S* dx, const int32_t* keep_idx, const int32_t* unroll_order, T* dy, S* dposition,
-                         S* dtemporal, int64_t batch, int64_t tokens, int64_t kept, int64_t mask_units, int64_t spatial,
+// Gradients of the position sum over the samples that kept the token.
+template <typename S>
+void AddPositionBackward(const S* dx, const int32_t* keep_idx, const int32_t* unroll_order, S* dposition, S* dtemporal,
+                         int64_t batch, int64_t tokens, int64_t kept, int64_t mask_units, int64_t spatial,
                          int64_t frames, int64_t dim, bool accumulate) {
   if (!accumulate) {
     for (int64_t i = 0; i < spatial * dim; ++i) dposition[i] = S(0);
@@ -84,7 +84,6 @@ void AddPositionBackward(const S* dx, const int32_t* keep_idx, const int32_t* un
       const int64_t token = unroll_order[n / kept * mask_units + KeptUnit(keep_idx, b, n % kept, kept)];
       const int64_t row = (b * tokens + n) * dim;
       for (int64_t c = 0; c < dim; ++c) {
-        dy[row + c] = T(dx[row + c]);
         dposition[token % spatial * dim + c] += dx[row + c];
         if (dtemporal != nullptr) dtemporal[token / spatial * dim + c] += dx[row + c];
       }

@@ -9,13 +9,30 @@
 
 namespace hierad::reference {
 
+// Sums over rows in parts. Here the first part is the whole sum, in double; the others are zero.
+template <typename S>
+void WholeSum(const std::vector<double>& sum, S* parts, int64_t num_parts) {
+  const int64_t cols = int64_t(sum.size());
+  for (int64_t c = 0; c < cols; ++c) parts[c] = S(sum[c]);
+  for (int64_t i = cols; i < num_parts * cols; ++i) parts[i] = S(0);
+}
+
 template <typename T, typename S>
-void ColumnSum(const T* dy, S* grad, int64_t rows, int64_t cols, bool accumulate) {
+void ColumnSum(const T* dy, S* parts, int64_t rows, int64_t cols, int64_t num_parts) {
   std::vector<double> sum(cols, 0.0);
   for (int64_t r = 0; r < rows; ++r) {
     for (int64_t c = 0; c < cols; ++c) sum[c] += double(S(dy[r * cols + c]));
   }
-  for (int64_t c = 0; c < cols; ++c) grad[c] = S(sum[c]) + (accumulate ? grad[c] : S(0));
+  WholeSum(sum, parts, num_parts);
+}
+
+template <typename S>
+void SumParts(const S* parts, S* grad, int64_t cols, int64_t num_parts, bool accumulate) {
+  for (int64_t c = 0; c < cols; ++c) {
+    S sum = 0;
+    for (int64_t p = 0; p < num_parts; ++p) sum += parts[p * cols + c];
+    grad[c] = sum + (accumulate ? grad[c] : S(0));
+  }
 }
 
 // Writes the whole record of the step, counters included: AdamW only reads it.
