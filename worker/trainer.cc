@@ -260,8 +260,13 @@ absl::StatusOr<StepResult> Trainer::RunStep(v1::StepMetrics* metrics) {
   Activity(absl::StrCat("reading the data of step ", done_ + 1));
   std::vector<MicroBatch> batches;
   for (int i = 0; i < spec_.step().accumulation(); ++i) {
-    ASSIGN_OR_RETURN(const MicroBatch batch, loader_->Next());
+    ASSIGN_OR_RETURN(const MicroBatch batch, ahead_.has_value() ? *std::exchange(ahead_, std::nullopt) : loader_->Next());
     batches.push_back(batch);
+  }
+  // The next step's first batch goes to the GPU while this step computes; what ails it is that step's matter.
+  if (options_.cuda && done_ + 1 < length_.total_steps) {
+    ahead_ = loader_->Next();
+    if (ahead_->ok()) step_->Prefetch(**ahead_);
   }
   const int64_t samples = length_.RealSamples(done_);
   const double lr = LearningRate(spec_, done_, length_.total_steps);

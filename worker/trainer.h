@@ -14,6 +14,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "absl/status/statusor.h"
 #include "base/fs.h"
 #include "base/plan/geometry.h"
 #include "base/plan/parameters.h"
@@ -111,6 +112,7 @@ class Trainer {
   std::unique_ptr<Communicator> communicator_;
   std::shared_ptr<Dataset> dataset_, eval_dataset_;
   std::unique_ptr<Loader> loader_;
+  std::optional<absl::StatusOr<MicroBatch>> ahead_;   // read for the step to come (GPU)
   std::unique_ptr<Step> step_;
   UniqueFd lock_;                                 // rank 0: on the run folder
   std::optional<CheckpointFolder> checkpoints_;   // rank 0
