@@ -137,7 +137,7 @@ absl::Status CheckLengths(const v1::ModelSpec& spec) {
       return Illegal("model.", key, ": ", length, " numbers for the ", dims, " axes of input_size; give ", dims, ".");
     }
   }
-  if (spec.mask_unit_attn_size() != spec.stages_size()) {
+  if (spec.mask_unit_attn_size() < spec.stages_size()) {   // FAIR too leaves flags beyond the stages unread
     return Illegal("model.mask_unit_attn: ", spec.mask_unit_attn_size(), " flags for ", spec.stages_size(),
                    " stages; give ", spec.stages_size(), ".");
   }
@@ -334,6 +334,7 @@ absl::StatusOr<Geometry> Geometry::From(const v1::ModelSpec& given) {
   RETURN_IF_ERROR(Resolve(&g.spec));
   RETURN_IF_ERROR(CheckPositive(g.spec));
   RETURN_IF_ERROR(CheckLengths(g.spec));
+  g.spec.mutable_mask_unit_attn()->Truncate(g.spec.stages_size());
   g.dims = g.spec.input_size_size();
   g.input_size = ToVector(g.spec.input_size());
   g.patch_kernel = ToVector(g.spec.patch_kernel());

@@ -175,6 +175,14 @@ TEST(GeometryTest, RefusalsNameTheNearestLegalSizes) {
   EXPECT_THAT(Refusal(Spec({32, 32})), HasSubstr("single mask unit"));
 }
 
+TEST(GeometryTest, FlagsBeyondTheStagesAreUnreadAsInFair) {
+  v1::ModelSpec spec = Spec({224, 224});
+  for (int i = 0; i < 6; ++i) spec.add_mask_unit_attn(i < 3);
+  const absl::StatusOr<Geometry> g = Geometry::From(spec);
+  ASSERT_TRUE(g.ok()) << g.status();
+  EXPECT_THAT(g->spec.mask_unit_attn(), ElementsAre(true, true, true, false));
+}
+
 TEST(GeometryTest, EveryRuleIsChecked) {
   auto with = [](auto change) {
     v1::ModelSpec spec = Spec({224, 224});

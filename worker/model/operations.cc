@@ -43,7 +43,7 @@ struct MaxPoolFunction : torch::autograd::Function<MaxPoolFunction> {
     shape[1] /= stride;
     shape.insert(shape.begin() + 1, stride);
     const auto [values, indices] = x.view(shape).max(1);
-    context->save_for_backward({indices.to(at::kByte)});
+    context->save_for_backward({indices.to(stride <= 256 ? at::kByte : at::kInt)});   // small: it lives until backward
     context->saved_data["stride"] = stride;
     return values;
   }
