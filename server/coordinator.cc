@@ -153,7 +153,10 @@ void Coordinator::CommitTurn() {
     status = store_->Commit(batch);
     if (!status.ok()) {
       ++store_errors_;
-      spdlog::error("the store refused a commit, nothing was changed: {}", std::string(status.message()));
+      if (store_errors_ == 1 || now_ - store_said_ >= std::chrono::seconds(10)) {
+        spdlog::error("the store refused a commit, nothing was changed: {}", std::string(status.message()));
+        store_said_ = now_;
+      }
       Undo();
       store_rest_ = now_ + std::chrono::seconds(1);
     }
@@ -228,10 +231,13 @@ void Coordinator::Change(LiveJob* job, const JobEvent& event) {
   if (IsTerminal(row.state)) ended_[row.id] = now_;
   if (row.state != before) {
     Index(job);
-    spdlog::info("job {} ({}): {} -> {}{}{}{}", row.id, row.spec.name(), v1::JobState_Name(before), v1::JobState_Name(row.state),
-                 row.attempt > 0 ? absl::StrCat(", attempt ", row.attempt) : "",
-                 row.reason == v1::REASON_UNSPECIFIED ? "" : absl::StrCat(", ", v1::Reason_Name(row.reason)),
-                 row.message.empty() || same_words ? "" : absl::StrCat(": ", row.message));
+    std::string line = absl::StrCat("job ", row.id, " (", row.spec.name(), "): ", v1::JobState_Name(before), " -> ", v1::JobState_Name(row.state));
+    if (row.attempt > 0) absl::StrAppend(&line, ", attempt ", row.attempt);
+    if (row.reason != v1::REASON_UNSPECIFIED) absl::StrAppend(&line, ", ", v1::Reason_Name(row.reason));
+    if (!row.message.empty() && !same_words) absl::StrAppend(&line, ": ", row.message);
+    AfterCommit([line](const absl::Status& status) {
+      if (status.ok()) spdlog::info("{}", line);
+    });
   }
   MarkOrders(*job);
   place_ = true;
@@ -279,7 +285,6 @@ void Coordinator::Submit(v1::SubmitRequest request, absl::Status folder_check, R
       undo_[id] = std::nullopt;
       by_key_[row.client_key] = id;
       Index(job.get());
-      spdlog::info("job {} ({}) queued", id, row.spec.name());
       jobs_[id] = std::move(job);
       place_ = true;
     }
@@ -287,6 +292,7 @@ void Coordinator::Submit(v1::SubmitRequest request, absl::Status folder_check, R
       if (!status.ok()) return reply(status);
       auto view = ViewOf(id);
       if (!view.ok()) return reply(view.status());
+      if (!existed) spdlog::info("job {} ({}) queued", id, view->spec().name());
       v1::SubmitReply answer;
       *answer.mutable_job() = *std::move(view);
       answer.set_existed(existed);

@@ -37,7 +37,6 @@ struct CoordinatorOptions {
   std::string submitter;                               // owner of the socket
   std::chrono::nanoseconds node_lost_after = std::chrono::seconds(15);
   std::chrono::milliseconds stop_grace = std::chrono::seconds(30);   // from SIGTERM to SIGKILL of a cancelled worker
-  std::string version, commit;
 };
 
 template <typename T>
@@ -191,6 +190,7 @@ class Coordinator {
   bool place_ = true;                // something changed that a placement depends on
   std::chrono::nanoseconds store_rest_{0};   // after a failed commit: no placement before
   int64_t store_errors_ = 0;
+  std::chrono::nanoseconds store_said_{0};   // when the log last spoke of one
   uint64_t head_ = 0;                // the job that waits first, and why
   std::string head_why_;
   std::map<uint64_t, std::string> aside_;    // jobs larger than everything, and why

@@ -57,6 +57,11 @@ class FakeNode {
     coordinator_->CloseAgent(session_);
     session_ = 0;
   }
+  // hierad was killed; the next one is `coordinator`.
+  void LoseHierad(Coordinator* coordinator) {
+    coordinator_ = coordinator;
+    session_ = 0;
+  }
   void Report() {
     if (session_ == 0) return;
     v1::AgentReport report;
@@ -168,6 +173,10 @@ class FakeWorker {
     Report();
   }
   void Close() { coordinator_->CloseWorker(session); }
+  void LoseHierad(Coordinator* coordinator) {
+    coordinator_ = coordinator;
+    session = 0;
+  }
   const v1::WorkerOrders& orders() const { return link->sent.back(); }
 
   v1::WorkerReport report;
@@ -204,6 +213,8 @@ class CoordinatorTest : public testing::Test {
   void Restart() {
     coordinator_.reset();
     Open();
+    for (auto& node : nodes_) node->LoseHierad(coordinator_.get());
+    for (auto& worker : workers_) worker->LoseHierad(coordinator_.get());
   }
   FakeNode* AddNode(const std::string& name, int slots, v1::Slot::Kind kind = v1::Slot::CPU) {
     nodes_.push_back(std::make_unique<FakeNode>(coordinator_.get(), name, slots, kind));

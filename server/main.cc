@@ -60,8 +60,6 @@ absl::Status Serve(const ServerConfig& config, const sigset_t& stop_signals) {
   options.submitter = OwnerName();
   options.node_lost_after = std::chrono::milliseconds(static_cast<int64_t>(config.node_lost_after_s * 1000));
   options.stop_grace = std::chrono::milliseconds(static_cast<int64_t>(config.stop_grace_s * 1000));
-  options.version = version;
-  options.commit = commit;
   ASSIGN_OR_RETURN(std::unique_ptr<Coordinator> coordinator, Coordinator::Create(options, std::move(store), &clock));
   std::thread loop([&] { coordinator->Run(); });
   const auto end_loop = [&] {
