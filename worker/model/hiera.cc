@@ -131,7 +131,20 @@ at::Tensor Hiera::Parts::MaskedInput(const at::Tensor& x, const at::Tensor& keep
   return (x.view(split) * keep_mask.view(mask_shape)).view(x.sizes());
 }
 
+// The convolution as a matrix product. LibTorch's 3-D convolution on a CPU (oneDNN) is not safe here: its weight gradient
+// reads and writes outside its memory where the kernel is longer than the frames, as with kernel 7 and stride 2 on 6 frames.
+at::Tensor Hiera::Parts::PatchProduct(const at::Tensor& x) const {
+  const Geometry& g = geometry;
+  std::vector<int64_t> margins;   // last axis first
+  for (int d = g.dims - 1; d >= 0; --d) margins.insert(margins.end(), 2, g.patch_padding[d]);
+  at::Tensor cells = at::constant_pad_nd(x.to(compute_type), margins, 0);
+  for (int d = 0; d < g.dims; ++d) cells = cells.unfold(2 + d, g.patch_kernel[d], g.patch_stride[d]);
+  cells = cells.permute({0, 2, 3, 4, 1, 5, 6, 7}).reshape({x.size(0), g.num_tokens, -1});
+  return at::linear(cells, patch_embed.weight.flatten(1), patch_embed.bias);
+}
+
 at::Tensor Hiera::Parts::PatchConvolution(const at::Tensor& x) const {
+  if (geometry.dims == 3 && x.device().is_cpu()) return PatchProduct(x);
   return Convolution(x, patch_embed, geometry.patch_stride, geometry.patch_padding).flatten(2).transpose(1, 2);
 }
 

@@ -55,6 +55,7 @@ struct Hiera::Parts {
   // x with removed units zeroed: the overlapping patch convolution must not see them.
   at::Tensor MaskedInput(const at::Tensor& x, const at::Tensor& keep_mask) const;
   at::Tensor PatchConvolution(const at::Tensor& x) const;          // [B, N, C], tokens row-major
+  at::Tensor PatchProduct(const at::Tensor& x) const;              // the same, for video on a CPU
   at::Tensor Patches(const at::Tensor& x) const;                   // [B, n * F, pred_dim], final tokens row-major
   at::Tensor NormalizedTarget(const at::Tensor& label) const;      // over the last axis, if spec.norm_target
   at::Tensor Linear(const at::Tensor& x, const Affine& affine) const;
