@@ -195,7 +195,7 @@ def run_case(case, engine):
         else:
             torch.set_grad_enabled(True)
             # oneDNN's 3-D weight gradient reads and writes outside its memory where a kernel is longer than the frames.
-            with torch.backends.mkldnn.flags(enabled=len(args["input_size"]) != 3):
+            with torch.backends.mkldnn.flags(enabled=len(args["input_size"]) != 3, allow_tf32=False):
                 line.update((run_fp32 if run["dtype"] == "fp32" else run_bf16)(model, args, run, engine))
     except (fair.BadCase, engine_module.Broken) as error:
         line.update(status="fail", message=str(error))

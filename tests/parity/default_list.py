@@ -38,6 +38,7 @@ AXES = {
 MAE_AXES = ("ratio", "decoder", "norm_target")
 CLASSIFY_AXES = ("head_dropout", "classes", "pool_time")
 MAX_TOKENS = 1600
+MAX_POOLED = 40_000     # values that compete in max-pools: near-ties among them flip at a rate of some 1e-6
 MAX_TOKENS_BF16 = 400   # over the batch: a bf16 case is 20 and more seeds, each thrice, one of them in fp64
 
 
@@ -104,6 +105,8 @@ def _case(p, rng):
     width = own_width if p["width"] == "own" else int(p["width"])
     heads = own_heads if p["heads"] == "own" else p["heads"]
     if width % heads or (width > 32 and (len(stages) > 3 or sum(stages) > 4)):
+        return None
+    if p["q_pool"] and count * 2 * width * p["batch"] * (1 - p["ratio"] if mae else 1) > MAX_POOLED:
         return None
     if p["width"] != "own":
         case["embed_dim"] = width

@@ -13,6 +13,7 @@ import torch
 import torch.nn.functional as F
 
 warnings.filterwarnings("ignore", category=FutureWarning)
+warnings.filterwarnings("ignore", message="TF32 acceleration on top of oneDNN")
 import hiera.hiera as fair_hiera
 import hiera.hiera_mae as fair_mae
 from hiera.hiera_utils import Unroll, get_resized_mask
