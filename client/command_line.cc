@@ -6,6 +6,7 @@
 
 #include "base/text.h"
 #include "client/commands.h"
+#include "client/worker_tool.h"
 #include "hierad/version.h"
 
 namespace hierad {
@@ -23,6 +24,8 @@ struct Flags {
   ListOptions list;
   WatchOptions watch;
   LogsOptions logs;
+  ExportCommandOptions exported;
+  DoctorOptions doctor;
   std::vector<uint64_t> wait_ids;
   double wait_timeout_s = 0;
   uint64_t id = 0;
@@ -65,8 +68,10 @@ void AddSubmission(CLI::App& app, Flags* f) {
   CLI::App* plan = Command(app, "plan", "What a job needs and costs: memory, work, the fastest possible step, the largest batch");
   AddFile(plan, &f->plan);
   plan->add_option("--card", f->plan.card, "The floor is this card's")->type_name("NAME")->capture_default_str();
-  plan->add_option("--memory", f->plan.memory_gib, "Memory that the largest batch must fit in; default: the card's")
-      ->type_name("GIB")->check(CLI::PositiveNumber);
+  plan->add_option("--fit,--memory", f->plan.fit, "Tell the largest batch that fits in so much memory, such as 80GiB; default: the card's")
+      ->type_name("SIZE");
+  plan->add_option("--samples", f->plan.samples, "Samples of the data set, for steps and time of an epoch (known for data.source synthetic)")
+      ->type_name("N")->check(CLI::Range(int64_t{1}, int64_t{1000000000000}));
 }
 
 void AddJobs(CLI::App& app, Flags* f) {
@@ -90,6 +95,23 @@ void AddJobs(CLI::App& app, Flags* f) {
   JobCommand(app, f, "checkpoints", "The checkpoints of a job");
 }
 
+void AddExport(CLI::App& app, Flags* f) {
+  CLI::App* command = Command(app, "export", "Write a run's weights as one file for PyTorch, and show how it is loaded");
+  command->add_option("source", f->exported.source, "The job's number, a run's folder (both: the newest checkpoint), or one checkpoint's folder")
+      ->required()->type_name("JOB|FOLDER");
+  command->add_option("--to", f->exported.to, "safetensors: FAIR's names; timm: timm's names")
+      ->check(CLI::IsMember({"safetensors", "timm"}))->capture_default_str();
+  // Before the program's own -o, which here is --output alone.
+  command->add_option("-o,--out", f->exported.out, "File to write; default: in the run's exported/")->type_name("FILE");
+}
+
+void AddDoctor(CLI::App& app, Flags* f) {
+  CLI::App* command = Command(app, "doctor", "Check this machine, and what a job would meet on it; exit code 1 if a check fails");
+  command->add_option("file", f->doctor.file, "job.yaml: also check its shapes, memory, data rate and checkpoints (some seconds)")->type_name("FILE");
+  command->add_option("--set", f->doctor.set, "Over the file: section.key=value")->type_name("KEY=VALUE")->allow_extra_args(false)->take_all();
+  command->add_option("--folder", f->doctor.folder, "Where checkpoints would go; default: the job's output.folder, else hierad's state folder")->type_name("FOLDER");
+}
+
 int Dispatch(const std::string& name, const Flags& f, const Context& context) {
   if (name == "submit") return Submit(f.submit, context);
   if (name == "validate") return Validate(f.validate, context);
@@ -102,6 +124,8 @@ int Dispatch(const std::string& name, const Flags& f, const Context& context) {
   if (name == "cancel") return Cancel(f.id, context);
   if (name == "checkpoints") return Checkpoints(f.id, context);
   if (name == "nodes") return Nodes(context);
+  if (name == "doctor") return Doctor(f.doctor, context);
+  if (name == "export") return Export(f.exported, context);
   return PrintVersion(context);
 }
 
@@ -110,7 +134,9 @@ int Dispatch(const std::string& name, const Flags& f, const Context& context) {
 int RunCommandLine(int argc, const char* const* argv, Context context) {
   // What follows the folder is the worker's own and not parsed here.
   if (argc > 2 && std::string(argv[1]) == "probe" && argv[2][0] != '-') {
-    return Probe(argv[2], std::vector<std::string>(argv + 3, argv + argc), context);
+    std::vector<std::string> words = {"probe", "--run", argv[2]};
+    words.insert(words.end(), argv + 3, argv + argc);
+    return BecomeWorkerTool(std::move(words), context);
   }
   Flags flags;
   CLI::App app("hierctl: submit, watch and manage hierad's training jobs", "hierctl");
@@ -123,6 +149,8 @@ int RunCommandLine(int argc, const char* const* argv, Context context) {
   app.footer(kExitCodes);
   AddSubmission(app, &flags);
   AddJobs(app, &flags);
+  AddExport(app, &flags);
+  AddDoctor(app, &flags);
   Command(app, "nodes", "The nodes, their slots and who uses them");
   Command(app, "version", "Versions of hierctl and of the hierad it reaches");
   CLI::App* probe = app.add_subcommand("probe", "Judge a run's weights by a linear probe: hiera-worker probe --run RUN_FOLDER ...");

@@ -29,7 +29,8 @@ struct PlanCommandOptions {
   std::string file;
   std::vector<std::string> set;
   std::string card = "H200";
-  double memory_gib = 0;             // 0: the card's
+  std::string fit;                   // a size such as 80GiB; empty: the card's memory
+  int64_t samples = 0;               // 0: as the job says, if it does
 };
 int PlanJob(const PlanCommandOptions& options, const Context& context);
 
@@ -66,7 +67,20 @@ int Logs(uint64_t job_id, const LogsOptions& options, const Context& context);
 int Nodes(const Context& context);
 int PrintVersion(const Context& context);
 
-// probe.cc: becomes `hiera-worker probe --run FOLDER ...`; returns only if that cannot be started.
-int Probe(const std::string& run_folder, const std::vector<std::string>& arguments, const Context& context);
+// doctor.cc: looks at this machine, and at what a job would meet on it.
+struct DoctorOptions {
+  std::string file;                  // empty: no job
+  std::vector<std::string> set;
+  std::string folder;                // whose disk is measured; empty: the job's output.folder, else hierad's usual place
+};
+int Doctor(const DoctorOptions& options, const Context& context);
+
+// export.cc: becomes `hiera-worker export ...`.
+struct ExportCommandOptions {
+  std::string source;                // a job's number, a run's folder, a checkpoint's folder
+  std::string to = "safetensors";    // or timm
+  std::string out;                   // file; empty: in the run's exported/
+};
+int Export(const ExportCommandOptions& options, const Context& context);
 
 }  // namespace hierad

@@ -5,6 +5,7 @@
 #include "absl/strings/str_cat.h"
 #include "base/fs.h"
 #include "base/limits.h"
+#include "base/plan/plan_report.h"
 #include "server/job_log.h"
 #include "server/rpc_status.h"
 #include "server/run_folder.h"
@@ -87,11 +88,12 @@ grpc::Status ControlService::Validate(grpc::ServerContext*, const v1::ValidateRe
     NodeSlots& slots = known.emplace_back();
     slots.name = node.name();
     slots.connected = node.connected();
-    for (const v1::SlotUse& use : node.slots()) slots.slots.push_back({use.slot(), false});
+    for (const v1::SlotUse& use : node.slots()) slots.slots.push_back({use.slot(), false, 0});
   }
   QueuedJob job;
   job.ranks = spec.resources().ranks();
   job.device = spec.resources().device();
+  job.rank_bytes = LeastMemory(spec).value_or(0);
   const Scheduler::Decision decision = Scheduler(known).Consider(job);
   if (decision.verdict != Scheduler::Verdict::kPlaced) reply->add_warnings(absl::StrCat("resources: it ", decision.why));
   return grpc::Status::OK;

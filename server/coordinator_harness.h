@@ -37,12 +37,13 @@ using RankKey = std::tuple<uint64_t, int, int>;   // job, attempt, rank
 // An agent: starts what is ordered, ends what is not, forgets what is acknowledged.
 class FakeNode {
  public:
-  FakeNode(Coordinator* coordinator, std::string name, int slots, v1::Slot::Kind kind = v1::Slot::CPU)
+  FakeNode(Coordinator* coordinator, std::string name, int slots, v1::Slot::Kind kind = v1::Slot::CPU, int64_t slot_bytes = 0)
       : coordinator_(coordinator), name_(std::move(name)) {
     for (int i = 0; i < slots; ++i) {
       v1::Slot& slot = slots_.emplace_back();
       slot.set_id(absl::StrCat(kind == v1::Slot::CPU ? "cpu-" : "gpu-", i));
       slot.set_kind(kind);
+      slot.set_memory_bytes(slot_bytes);
     }
   }
 
@@ -216,8 +217,8 @@ class CoordinatorTest : public testing::Test {
     for (auto& node : nodes_) node->LoseHierad(coordinator_.get());
     for (auto& worker : workers_) worker->LoseHierad(coordinator_.get());
   }
-  FakeNode* AddNode(const std::string& name, int slots, v1::Slot::Kind kind = v1::Slot::CPU) {
-    nodes_.push_back(std::make_unique<FakeNode>(coordinator_.get(), name, slots, kind));
+  FakeNode* AddNode(const std::string& name, int slots, v1::Slot::Kind kind = v1::Slot::CPU, int64_t slot_bytes = 0) {
+    nodes_.push_back(std::make_unique<FakeNode>(coordinator_.get(), name, slots, kind, slot_bytes));
     nodes_.back()->Connect();
     Settle();
     return nodes_.back().get();

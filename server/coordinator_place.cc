@@ -5,12 +5,21 @@
 
 #include "absl/strings/str_cat.h"
 #include "base/job_yaml.h"
+#include "base/plan/plan_report.h"
 #include "base/status.h"
 #include "server/coordinator.h"
 #include "server/credential.h"
 #include "server/run_folder.h"
 
 namespace hierad {
+namespace {
+
+int64_t RankBytes(LiveJob* job) {
+  if (!job->rank_bytes) job->rank_bytes = LeastMemory(job->row.spec).value_or(0);
+  return *job->rank_bytes;
+}
+
+}  // namespace
 
 void Coordinator::Tick() {
   LoseNodes();
@@ -84,9 +93,10 @@ void Coordinator::Settle(LiveJob* job) {
 }
 
 std::vector<NodeSlots> Coordinator::SlotsNow() const {
-  std::set<std::pair<std::string, std::string>> busy;
+  std::map<std::pair<std::string, std::string>, int64_t> busy;   // by a rank, and what it takes
   for (uint64_t id : active_) {
-    for (const RankRow& rank : jobs_.at(id)->row.ranks) busy.insert({rank.node, rank.slot.id()});
+    LiveJob* job = jobs_.at(id).get();
+    for (const RankRow& rank : job->row.ranks) busy[{rank.node, rank.slot.id()}] = RankBytes(job);
   }
   std::vector<NodeSlots> all;
   for (const auto& [name, node] : nodes_) {
@@ -98,7 +108,8 @@ std::vector<NodeSlots> Coordinator::SlotsNow() const {
       if (!process.ended()) occupied.insert(process.slot_id());
     }
     for (const v1::Slot& slot : node.slots) {
-      slots.slots.push_back({slot, busy.count({name, slot.id()}) != 0 || occupied.count(slot.id()) != 0});
+      const auto used = busy.find({name, slot.id()});
+      slots.slots.push_back({slot, used != busy.end() || occupied.count(slot.id()) != 0, used != busy.end() ? used->second : 0});
     }
   }
   return all;
@@ -117,6 +128,7 @@ void Coordinator::Place() {
     ask.id = id;
     ask.ranks = job->row.spec.resources().ranks();
     ask.device = job->row.spec.resources().device();
+    ask.rank_bytes = RankBytes(job);
     if (job->row.retry_at_ms > 0 && now_ < job->retry_due) {
       ask.retry_in_ms = std::max<int64_t>(1, std::chrono::duration_cast<std::chrono::milliseconds>(job->retry_due - now_).count());
     }

@@ -58,6 +58,7 @@ struct LiveJob {
   std::optional<std::chrono::nanoseconds> kill_at;   // stopping: no more grace
   bool kill_sent = false;
   std::chrono::nanoseconds retry_due{0};
+  std::optional<int64_t> rank_bytes;     // LeastMemory of its spec, once asked for; 0: it has none
 
   void ResetAttempt() {
     ranks.assign(row.ranks.size(), RankLive());

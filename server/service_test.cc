@@ -174,6 +174,32 @@ TEST_F(ServiceTest, ValidateQueuesNothing) {
   EXPECT_EQ(list.jobs_size(), 0);
 }
 
+// An agent that says 8 GiB.
+TEST_F(ServiceTest, ValidateSaysWhatNoNodeCanHold) {
+  grpc::ClientContext agent_context, context;
+  auto agents = v1::AgentService::NewStub(channel_);
+  auto agent = agents->Session(&agent_context);
+  v1::AgentReport report;
+  report.set_node("n");
+  report.set_instance("i");
+  v1::Slot* slot = report.add_slots();
+  slot->set_id("GPU-0");
+  slot->set_kind(v1::Slot::CUDA);
+  slot->set_memory_bytes(int64_t{8} << 30);
+  ASSERT_TRUE(agent->Write(report));
+  v1::AgentOrders orders;
+  ASSERT_TRUE(agent->Read(&orders));   // it is known
+  v1::ValidateRequest request;
+  *request.mutable_spec() = Spec();
+  request.mutable_spec()->mutable_step()->set_batch_per_rank(512);
+  v1::ValidateReply reply;
+  ASSERT_TRUE(control_->Validate(&context, request, &reply).ok());
+  ASSERT_EQ(reply.warnings_size(), 1);
+  EXPECT_THAT(reply.warnings(0), testing::AllOf(HasSubstr("resources: it needs "), HasSubstr("the largest card has 8.0 GiB")));
+  agent->WritesDone();
+  EXPECT_TRUE(agent->Finish().ok());
+}
+
 TEST_F(ServiceTest, ListIsNewestFirstAndFiltered) {
   std::vector<uint64_t> ids;
   for (int i = 0; i < 5; ++i) ids.push_back(Submit(absl::StrCat("k", i)).id());

@@ -23,6 +23,8 @@
 #include "base/worker_exit.h"
 #include "hierad/v1/worker.pb.h"
 #include "hierad/version.h"
+#include "worker/doctor/doctor_tool.h"
+#include "worker/export/export_tool.h"
 #include "worker/probe/probe_tool.h"
 #include "worker/session.h"
 #include "worker/trainer.h"
@@ -31,7 +33,6 @@ namespace hierad {
 namespace {
 
 constexpr std::chrono::seconds kEndTimeout{10};   // hierad may be restarting; past it the exit code has to say it
-constexpr int kMaxLoaderThreads = 16;
 constexpr int64_t kAssignmentBytes = 4 << 20;
 
 std::atomic<bool> terminate_asked{false};   // by SIGTERM or SIGINT; looked at between steps
@@ -67,9 +68,7 @@ void ChooseThreads(int slot_threads, int local_ranks, TrainerOptions* options) {
   options->threads = share;
   if (slot_threads > 0) options->threads = slot_threads;
   if (options->spec.resources().has_threads_per_rank()) options->threads = options->spec.resources().threads_per_rank();
-  // A CPU rank computes on its cores; one reader beside it is enough for what it takes in.
-  options->loader_threads = options->cuda ? std::min(share, kMaxLoaderThreads) : 1;
-  if (options->spec.data().has_workers()) options->loader_threads = options->spec.data().workers();
+  options->loader_threads = LoaderThreads(options->spec, options->cuda, share);
 }
 
 // OpenMP's threads spin at their barriers, which on cores shared with other processes makes a step ten times as long. They
@@ -181,10 +180,12 @@ int RunLocal(const std::string& job, const std::string& run_folder, char** argv,
 int Main(int argc, char** argv) {
   const auto start = Clock::System().Monotonic();
   SetUpProcess();
-  if (argc > 1 && std::string(argv[1]) == "probe") {
+  const std::string tool = argc > 1 ? argv[1] : "";
+  if (tool == "doctor" || tool == "export" || tool == "probe") {
     std::signal(SIGTERM, SIG_DFL);
     std::signal(SIGINT, SIG_DFL);
-    return ProbeMain(argc - 1, argv + 1);
+    const auto run = tool == "doctor" ? DoctorMain : tool == "export" ? ExportMain : ProbeMain;
+    return run(argc - 1, argv + 1);
   }
   CLI::App app("Trains one rank of a job. Exit code: 0 completed, 1 wrong usage, 40 fenced, else 40 + the reason's number.", "hiera-worker");
   app.require_subcommand(1);
@@ -196,6 +197,8 @@ int Main(int argc, char** argv) {
   CLI::App* local = app.add_subcommand("run-local", "One rank in this process, without hierad");
   local->add_option("job", job, "job.yaml")->required();
   local->add_option("--run-folder", run_folder, "Folder of the run; an interrupted run goes on from its newest checkpoint")->required();
+  app.add_subcommand("doctor", "The engine's figures for hierctl doctor, as JSON");
+  app.add_subcommand("export", "A run's weights as one file for PyTorch; see hiera-worker export --help");
   app.add_subcommand("probe", "Linear probe of a run's encoder; see hiera-worker probe --help");
   try {
     app.parse(argc, argv);

@@ -92,9 +92,10 @@ class StepPlan {
     const int64_t rows = batch_ * tokens_, dim = g_.spec.embed_dim();
     patch_dim_ = g_.spec.in_chans();
     for (int64_t k : g_.patch_kernel) patch_dim_ *= k;
-    std::vector<int32_t> order;
-    for (int64_t position : g_.UnrollOrder()) order.push_back(int32_t(position));
-    unroll_ = b_.Table("unroll_order", order);
+    unroll_ = b_.Table("unroll_order", g_.num_tokens, [this] {
+      const std::vector<int64_t> order = g_.UnrollOrder();
+      return std::vector<int32_t>(order.begin(), order.end());
+    });
     patch_rows_ = b_.InT("patch_rows", rows, patch_dim_);
     b_.Emit("patch gather", PatchGather{plan_.x, plan_.keep_mask, plan_.keep_idx, unroll_, patch_rows_, batch_},
             {plan_.x, plan_.keep_mask, plan_.keep_idx, unroll_}, {patch_rows_});
@@ -307,7 +308,7 @@ class StepPlan {
       const int stage = g_.fusion_stages[i];
       const int64_t taps = Taps(i), dim = StageDim(stage);
       const bool identity = i + 1 == g_.fusion_stages.size();
-      const TensorId order = b_.Table(absl::StrCat("fusion_order.", stage), FusionOrder(g_, stage));
+      const TensorId order = b_.Table(absl::StrCat("fusion_order.", stage), finals * taps, [&] { return FusionOrder(g_, stage); });
       fusion_orders_.insert(fusion_orders_.begin(), order);
       const TensorId to = identity ? fused_ : b_.InT(absl::StrCat("fusion_rows.", stage), rows, taps * dim);
       fusion_rows_.insert(fusion_rows_.begin(), to);
@@ -325,7 +326,7 @@ class StepPlan {
     const int64_t dd = g_.decoder_dim, units = g_.num_mask_units, all = g_.num_tokens_final;
     const TensorId y = b_.InT("decoder_embed", rows, dd);
     b_.Linear("decoder_embed", encoded_, y, rows, e, dd);
-    final_order_ = b_.Table("final_order", FinalOrder(g_));
+    final_order_ = b_.Table("final_order", all, [this] { return FinalOrder(g_); });
     const TensorId token = b_.Master("mask_token"), position = b_.Master("decoder_pos_embed");
     x_ = b_.InReal("decoder_tokens", batch_ * all, dd);
     b_.Emit("decoder assemble",
@@ -341,7 +342,7 @@ class StepPlan {
     b_.Linear("decoder_pred", decoded_, plan_.pred, batch_ * all, dd, g_.pred_dim);
 
     b_.Enter(Part::kLoss, false);
-    const TensorId label_index = b_.Table("label_index", LabelIndex(g_));
+    const TensorId label_index = b_.Table("label_index", all * g_.pred_dim, [this] { return LabelIndex(g_); });
     dpred_ = b_.InT("d_pred", batch_ * all, g_.pred_dim);
     const int64_t sample = b_.At(plan_.x).shape[1] * b_.At(plan_.x).shape[2];
     b_.Emit("loss",

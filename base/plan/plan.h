@@ -187,6 +187,8 @@ struct PlanOptions {
   // The encoder alone, nothing masked, no backward: Plan::encoded is what Step::Features averages over tokens. Parameters
   // lie in the table's order; the arenas of gradients and moments are empty.
   bool features = false;
+  // Index tables stay empty: for who asks what a step takes, and shall not take it himself.
+  bool sizes_only = false;
 };
 
 // An index table or other constant that the executor copies into kPersistent once.

@@ -40,9 +40,9 @@ Constant MakeConstant(TensorId tensor, const std::vector<V>& values) {
 }
 }  // namespace
 
-TensorId PlanBuilder::Table(std::string name, const std::vector<int32_t>& values) {
-  const TensorId id = Add(std::move(name), {int64_t(values.size())}, DType::kI32, Arena::kPersistent);
-  plan_.constants.push_back(MakeConstant(id, values));
+TensorId PlanBuilder::Table(std::string name, int64_t size, const std::function<std::vector<int32_t>()>& values) {
+  const TensorId id = Add(std::move(name), {size}, DType::kI32, Arena::kPersistent);
+  if (!plan_.options.sizes_only) plan_.constants.push_back(MakeConstant(id, values()));
   return id;
 }
 

@@ -1,6 +1,7 @@
 // How a Plan is put together: tensors by kind, operations with what they read and write. Private to base/plan.
 #pragma once
 
+#include <functional>
 #include <map>
 #include <string>
 #include <utility>
@@ -20,7 +21,7 @@ class PlanBuilder {
   }
   TensorId InT(std::string name, int64_t rows, int64_t cols) { return Activation(std::move(name), {rows, cols}, compute_); }
   TensorId InReal(std::string name, int64_t rows, int64_t cols) { return Activation(std::move(name), {rows, cols}, real_); }
-  TensorId Table(std::string name, const std::vector<int32_t>& values);
+  TensorId Table(std::string name, int64_t size, const std::function<std::vector<int32_t>()>& values);
   TensorId Constants(std::string name, const std::vector<float>& values);
 
   // A parameter by FAIR's name: its master value, the copy in T, its gradient.

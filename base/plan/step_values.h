@@ -38,6 +38,9 @@ inline constexpr int64_t ReduceParts(int64_t rows) {
   const int64_t parts = rows / 16;
   return parts < 1 ? 1 : parts > kReduceParts ? kReduceParts : parts;
 }
+// Matrix products on a GPU: streams that run at once, and the workspace of each, for split-K and the like.
+inline constexpr int kGemmLanes = 2;
+inline constexpr int64_t kGemmWorkspaceBytes = int64_t{64} << 20;
 // Partial sums of the gradient norm.
 inline constexpr int64_t kNormParts = 1024;
 // Elements behind the gradients in their arena, all-reduced with them: the loss numerator as two floats (high, low), and

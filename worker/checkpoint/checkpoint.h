@@ -8,6 +8,7 @@
 
 #include <cstdint>
 #include <functional>
+#include <map>
 #include <optional>
 #include <string>
 #include <utility>
@@ -17,6 +18,7 @@
 #include "absl/status/statusor.h"
 #include "base/plan/parameters.h"
 #include "hierad/v1/job.pb.h"
+#include "worker/checkpoint/safetensors.h"
 #include "worker/data/dataset.h"
 #include "worker/step/step.h"
 
@@ -71,6 +73,14 @@ absl::StatusOr<CheckpointContents> ReadCheckpoint(const std::string& path, const
 absl::StatusOr<CheckpointContents> ReadNewest(const std::string& run_folder, const ParameterTable& table,
                                               std::vector<std::string>* damaged);
 
+// The job that a checkpoint was made by, as its state.json says; nothing else of it is verified.
+absl::StatusOr<v1::JobSpec> JobOfCheckpoint(const std::string& path);
+
+// Weights for use elsewhere as a safetensors file, replaced as a whole; its folder is there. Non-finite ones are refused
+// (REASON_NUMERICS); out of space is REASON_CHECKPOINT with folder, bytes needed and free. Format and step are added to
+// `metadata`.
+absl::Status WriteModel(const std::string& path, const std::vector<TensorView>& tensors, int64_t step,
+                        std::map<std::string, std::string> metadata);
 // `run_folder`/exported/model.safetensors: the parameters alone, by FAIR's names; replaced as a whole. Returns its path.
 absl::StatusOr<std::string> ExportModel(const std::string& run_folder, const TrainState& state, const ParameterTable& table,
                                         const v1::JobSpec& spec);

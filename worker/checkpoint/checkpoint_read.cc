@@ -91,6 +91,13 @@ absl::StatusOr<CheckpointContents> Read(const std::string& path, const Parameter
 
 }  // namespace
 
+absl::StatusOr<v1::JobSpec> JobOfCheckpoint(const std::string& path) {
+  const auto text = ReadFile(JoinPath(path, kStateFile), kJsonBytes);
+  if (!text.ok()) return Refusal(path, AsDamage(text.status()));
+  const auto spec = JobFromStateText(*text);
+  return spec.ok() ? spec : Refusal(path, spec.status());
+}
+
 absl::StatusOr<CheckpointContents> ReadCheckpoint(const std::string& path, const ParameterTable& table) {
   auto contents = Read(path, table);
   if (contents.ok()) return contents;

@@ -29,26 +29,28 @@ std::vector<TensorView> Views(const ParameterTable& table, const std::vector<flo
   return views;
 }
 
-absl::Status CheckFinite(const ParameterTable& table, const std::vector<float>& flat, const char* what) {
-  for (const Parameter& p : table.parameters) {
-    for (int64_t i = p.offset; i < p.offset + p.size; ++i) {
-      if (!std::isfinite(flat[size_t(i)])) {
-        return ErrorOf(v1::REASON_NUMERICS, absl::StrCat(what, " of \"", p.name, "\" holds ", flat[size_t(i)],
-                                                         ": no checkpoint is made of it; lower the learning rate or check the data"));
-      }
-    }
+absl::Status CheckFinite(const std::string& name, const float* values, int64_t size, const char* what) {
+  for (int64_t i = 0; i < size; ++i) {
+    if (std::isfinite(values[i])) continue;
+    return ErrorOf(v1::REASON_NUMERICS, absl::StrCat(what, " of \"", name, "\" holds ", values[i],
+                                                     ": no checkpoint is made of it; lower the learning rate or check the data"));
   }
   return absl::OkStatus();
 }
 
+absl::Status CheckFinite(const ParameterTable& table, const std::vector<float>& flat, const char* what) {
+  for (const Parameter& p : table.parameters) RETURN_IF_ERROR(CheckFinite(p.name, flat.data() + p.offset, p.size, what));
+  return absl::OkStatus();
+}
+
 // Out of space in words that say what is needed.
-absl::Status WriteFailed(const absl::Status& status, const std::string& folder, int64_t step, int64_t needed) {
+absl::Status WriteFailed(const absl::Status& status, const std::string& what, const std::string& folder, int64_t needed) {
   if (status.ok() || ReasonOf(status) == v1::REASON_NUMERICS) return status;
   const auto free = FreeBytes(folder);
   return ErrorOf(v1::REASON_CHECKPOINT,
-                 absl::StrCat("the checkpoint of step ", step, " could not be written to \"", Printable(folder), "\" (it needs ", needed,
+                 absl::StrCat(what, " could not be written to \"", Printable(folder), "\" (it needs ", needed,
                               " bytes, ", free.ok() ? absl::StrCat(*free) : std::string("an unknown number"), " are free): ",
-                              std::string(status.message()), "; the checkpoints before it are untouched"));
+                              std::string(status.message()), "; what was there before is untouched"));
 }
 
 absl::Status WriteSynced(const std::string& path, const std::string& data) {
@@ -89,10 +91,11 @@ absl::StatusOr<v1::CheckpointInfo> CheckpointFolder::Write(const CheckpointConte
   RETURN_IF_ERROR(CheckFinite(table, state.parameters, "the weight"));
   RETURN_IF_ERROR(CheckFinite(table, state.exp_avg, "the first moment"));
   RETURN_IF_ERROR(CheckFinite(table, state.exp_avg_sq, "the second moment"));
+  const std::string what = absl::StrCat("the checkpoint of step ", state.step);
   const int64_t needed = 3 * table.num_elements * int64_t(sizeof(float)) + kOverheadBytes;
   const auto free = FreeBytes(folder_);
   if (free.ok() && *free < needed) {
-    return WriteFailed(absl::ResourceExhaustedError("no space left on the device"), folder_, state.step, needed);
+    return WriteFailed(absl::ResourceExhaustedError("no space left on the device"), what, folder_, needed);
   }
   const std::string path = JoinPath(folder_, CheckpointName(state.step));
   const std::string temporary = JoinPath(folder_, kTemporary + CheckpointName(state.step));
@@ -103,7 +106,7 @@ absl::StatusOr<v1::CheckpointInfo> CheckpointFolder::Write(const CheckpointConte
   if (status.ok()) status = Publish(temporary, path);
   if (!status.ok()) {
     (void)RemoveTree(temporary);
-    return WriteFailed(status, folder_, state.step, needed);
+    return WriteFailed(status, what, folder_, needed);
   }
   return info;
 }
@@ -228,24 +231,35 @@ absl::StatusOr<std::vector<v1::CheckpointInfo>> CheckpointFolder::List() const {
   return infos;
 }
 
-absl::StatusOr<std::string> ExportModel(const std::string& run_folder, const TrainState& state, const ParameterTable& table,
-                                        const v1::JobSpec& spec) {
-  RETURN_IF_ERROR(CheckFinite(table, state.parameters, "the weight"));
-  const std::string folder = JoinPath(run_folder, "exported");
-  const std::string path = JoinPath(folder, kModelFile), temporary = path + ".writing";
-  const int64_t needed = table.num_elements * int64_t(sizeof(float)) + kOverheadBytes;
+absl::Status WriteModel(const std::string& path, const std::vector<TensorView>& tensors, int64_t step,
+                        std::map<std::string, std::string> metadata) {
+  int64_t needed = kOverheadBytes;
+  for (const TensorView& tensor : tensors) {
+    int64_t size = 1;
+    for (const int64_t axis : tensor.shape) size *= axis;
+    RETURN_IF_ERROR(CheckFinite(tensor.name, tensor.data, size, "the weight"));
+    needed += size * int64_t(sizeof(float));
+  }
+  metadata["format"] = "pt";
+  metadata["hierad.step"] = absl::StrCat(step);
+  const std::string folder = FolderOf(path), temporary = path + ".writing";
   const auto write = [&]() -> absl::Status {
-    RETURN_IF_ERROR(MakeFolders(folder));
-    const std::map<std::string, std::string> metadata = {
-        {"format", "pt"}, {"hierad.step", absl::StrCat(state.step)}, {"hierad.task", spec.model().task()}};
-    RETURN_IF_ERROR(WriteSafetensors(temporary, Views(table, state.parameters, ""), metadata).status());
+    RETURN_IF_ERROR(WriteSafetensors(temporary, tensors, metadata).status());
     if (rename(temporary.c_str(), path.c_str()) != 0) return ErrnoStatus(errno, "cannot put in place", path);
     return SyncFolder(folder);
   };
-  if (const absl::Status status = write(); !status.ok()) {
-    unlink(temporary.c_str());
-    return WriteFailed(status, folder, state.step, needed);
-  }
+  const absl::Status status = write();
+  if (status.ok()) return status;
+  unlink(temporary.c_str());
+  return WriteFailed(status, absl::StrCat("the weights of step ", step), folder, needed);
+}
+
+absl::StatusOr<std::string> ExportModel(const std::string& run_folder, const TrainState& state, const ParameterTable& table,
+                                        const v1::JobSpec& spec) {
+  const std::string folder = JoinPath(run_folder, "exported");
+  const std::string path = JoinPath(folder, kModelFile);
+  RETURN_IF_ERROR(MakeFolders(folder));
+  RETURN_IF_ERROR(WriteModel(path, Views(table, state.parameters, ""), state.step, {{"hierad.task", spec.model().task()}}));
   return path;
 }
 

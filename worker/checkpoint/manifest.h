@@ -34,6 +34,8 @@ struct Manifest {
 };
 
 std::string StateToText(const CheckpointContents& contents, const v1::JobSpec& spec);
+// The job in it.
+absl::StatusOr<v1::JobSpec> JobFromStateText(const std::string& text);
 // All but the flat buffers.
 absl::StatusOr<CheckpointContents> StateFromText(const std::string& text);
 

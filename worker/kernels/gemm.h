@@ -12,6 +12,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "base/plan/step_values.h"
 
 namespace hierad::kernels {
 
@@ -24,9 +25,9 @@ struct GemmShape {
 
 class GemmLibrary {
  public:
-  static constexpr int kLanes = 2;
+  static constexpr int kLanes = kGemmLanes;
   // `workspace_bytes` of device memory a lane are taken for split-K and the like.
-  static absl::StatusOr<std::unique_ptr<GemmLibrary>> Make(int64_t workspace_bytes = 64 << 20);
+  static absl::StatusOr<std::unique_ptr<GemmLibrary>> Make(int64_t workspace_bytes = kGemmWorkspaceBytes);
   ~GemmLibrary();
 
   // bias: of c's type. Prepares the shape when it is new (not while capturing). Streams that run at once take different lanes.
