@@ -50,7 +50,7 @@ Scheduler::Decision Scheduler::Consider(const QueuedJob& job) {
     return {Verdict::kWaits, {}, absl::StrCat("is tried again in ", (job.retry_in_ms + 999) / 1000, " s")};
   }
   const v1::Slot::Kind kind = KindFor(job.device);
-  int connected = 0, known = 0, free = 0, largest_known = 0;
+  int connected = 0, known = 0, free = 0, largest_known = 0, drained = 0;
   std::vector<size_t> order;   // connected nodes with a free slot
   std::vector<int> free_of(nodes_.size());
   for (size_t n = 0; n < nodes_.size(); ++n) {
@@ -59,6 +59,8 @@ Scheduler::Decision Scheduler::Consider(const QueuedJob& job) {
     largest_known = std::max(largest_known, all);
     if (!nodes_[n].connected) continue;
     ++connected;
+    drained += nodes_[n].drained;
+    if (nodes_[n].drained) continue;
     free_of[n] = CountSlots(nodes_[n], kind, true);
     free += free_of[n];
     if (free_of[n] > 0) order.push_back(n);
@@ -86,7 +88,8 @@ Scheduler::Decision Scheduler::Consider(const QueuedJob& job) {
     return {Verdict::kPlaced, Take(order, kind, job.ranks), ""};
   }
   return {Verdict::kWaits, {}, absl::StrCat("waits for free slots: ", wants, kind == v1::Slot::CPU && free >= job.ranks ? " on one node" : "", "; free are ", free, " of ", known,
-                                            connected == 0 ? ", and no agent is connected" : "")};
+                                            connected == 0 ? ", and no agent is connected"
+                                            : drained == 0 ? std::string() : absl::StrCat("; ", drained, drained == 1 ? " node is" : " nodes are", " drained"))};
 }
 
 }  // namespace hierad

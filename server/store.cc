@@ -4,6 +4,7 @@
 #include <sys/stat.h>
 
 #include "absl/strings/str_cat.h"
+#include "base/failpoint.h"
 #include "server/schema.h"
 
 namespace hierad {
@@ -212,7 +213,7 @@ absl::Status Store::WriteJob(const StoreBatch::Job& job) {
   const JobRow& r = *job.row;
   Statement write(this,
       absl::StrCat("INSERT INTO jobs (", kJobColumns, ") VALUES (?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?) "
-      "ON CONFLICT (id) DO UPDATE SET state=excluded.state, desired=excluded.desired, attempt=excluded.attempt, reason=excluded.reason, "
+      "ON CONFLICT (id) DO UPDATE SET spec=excluded.spec, state=excluded.state, desired=excluded.desired, attempt=excluded.attempt, reason=excluded.reason, "
       "message=excluded.message, started_ms=excluded.started_ms, finished_ms=excluded.finished_ms, "
       "retry_at_ms=excluded.retry_at_ms, failures=excluded.failures, failed_reason=excluded.failed_reason, "
       "failed_step=excluded.failed_step, killed_outside=excluded.killed_outside, credential=excluded.credential, "
@@ -233,6 +234,10 @@ absl::Status Store::WriteJob(const StoreBatch::Job& job) {
       if (absl::Status s = insert.Finish("cannot write"); !s.ok()) return s;
     }
   }
+  for (const auto& [reason, count] : r.failures_of) {
+    Statement insert(this, "INSERT OR REPLACE INTO failures VALUES (?,?,?)");
+    if (absl::Status s = insert.Bind(r.id).Bind(reason).Bind(count).Finish("cannot write"); !s.ok()) return s;
+  }
   if (job.checkpoints) {
     Statement clear(this, "DELETE FROM checkpoints WHERE job_id = ?");
     if (absl::Status s = clear.Bind(r.id).Finish("cannot write"); !s.ok()) return s;
@@ -251,19 +256,22 @@ absl::Status Store::WriteAttempt(const AttemptRow& a) {
 }
 
 absl::Status Store::Commit(const StoreBatch& batch) {
+  HIERAD_FAILPOINT("store.begin");
   if (absl::Status s = Run("BEGIN IMMEDIATE"); !s.ok()) return s;
-  absl::Status status;
+  absl::Status status = Failpoint("store.write");
   for (const StoreBatch::Job& job : batch.jobs) {
     if (status.ok()) status = WriteJob(job);
   }
   for (const AttemptRow& attempt : batch.attempts) {
     if (status.ok()) status = WriteAttempt(attempt);
   }
+  if (status.ok()) status = Failpoint("store.commit");
   if (status.ok()) status = Run("COMMIT");
   if (!status.ok()) {
     sqlite3_exec(db_, "ROLLBACK", nullptr, nullptr, nullptr);
     return status;
   }
+  HIERAD_FAILPOINT("store.committed");
   for (const StoreBatch::Job& job : batch.jobs) next_job_id_ = std::max(next_job_id_, job.row->id + 1);
   return absl::OkStatus();
 }
@@ -284,6 +292,13 @@ absl::Status Store::LoadParts(JobRow* row) {
     rank.reason = static_cast<v1::Reason>(ranks.Int());
   }
   if (absl::Status s = ranks.Finish("cannot read"); !s.ok()) return s;
+  Statement failures(this, "SELECT reason, count FROM failures WHERE job_id = ?");
+  failures.Bind(row->id);
+  while (failures.Next()) {
+    const auto reason = static_cast<v1::Reason>(failures.Int());
+    row->failures_of[reason] = static_cast<int>(failures.Int());
+  }
+  if (absl::Status s = failures.Finish("cannot read"); !s.ok()) return s;
   Statement infos(this, "SELECT info FROM checkpoints WHERE job_id = ? ORDER BY step DESC");
   infos.Bind(row->id);
   while (infos.Next()) {
@@ -369,6 +384,24 @@ absl::StatusOr<std::vector<uint64_t>> Store::JobsOfFolder(const std::string& run
   while (select.Next()) ids.push_back(select.Int());
   if (absl::Status s = select.Finish("cannot read"); !s.ok()) return s;
   return ids;
+}
+
+absl::StatusOr<std::vector<std::string>> Store::DrainedNodes() {
+  std::vector<std::string> nodes;
+  Statement select(this, "SELECT node FROM drained");
+  while (select.Next()) nodes.push_back(select.Text());
+  if (absl::Status s = select.Finish("cannot read"); !s.ok()) return s;
+  return nodes;
+}
+
+absl::Status Store::SetDrained(const std::string& node, bool drained) {
+  Statement change(this, drained ? "INSERT OR REPLACE INTO drained VALUES (?)" : "DELETE FROM drained WHERE node = ?");
+  return change.Bind(node).Finish("cannot write");
+}
+
+absl::Status Store::ForgetCheckpoints(uint64_t job_id) {
+  Statement clear(this, "DELETE FROM checkpoints WHERE job_id = ?");
+  return clear.Bind(static_cast<int64_t>(job_id)).Finish("cannot write");
 }
 
 absl::StatusOr<std::vector<std::pair<v1::JobState, int64_t>>> Store::CountByState() {

@@ -35,7 +35,6 @@ struct StoreBatch {
   };
   std::vector<Job> jobs;
   std::vector<AttemptRow> attempts;
-  bool empty() const { return jobs.empty() && attempts.empty(); }
 };
 
 struct ListFilter {
@@ -68,6 +67,9 @@ class Store {
   absl::StatusOr<std::vector<AttemptRow>> Attempts(uint64_t job_id);    // oldest first
   // Ended jobs that used this run folder, newest first.
   absl::StatusOr<std::vector<uint64_t>> JobsOfFolder(const std::string& run_folder);
+  absl::StatusOr<std::vector<std::string>> DrainedNodes();
+  absl::Status SetDrained(const std::string& node, bool drained);   // a transaction of its own
+  absl::Status ForgetCheckpoints(uint64_t job_id);                  // a transaction of its own
   // Jobs by state, all of them.
   absl::StatusOr<std::vector<std::pair<v1::JobState, int64_t>>> CountByState();
 
