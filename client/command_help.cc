@@ -59,10 +59,10 @@ std::string Bash(const ProgramHelp& help) {
   };
   for (const CommandHelp& command : help.commands) text += values(command.name, command.options);
   text += values("*", help.options) + "  esac\n  case $command in\n    '') COMPREPLY=($(compgen -W " +
-          Quoted(Joined(names, " ") + " " + Joined(Flags(help.options), " ")) + " -- \"$word\")) ;;\n";
+          Quoted(Joined(names, " ") + " " + Joined(FlagNames(help.options), " ")) + " -- \"$word\")) ;;\n";
   for (const CommandHelp& command : help.commands) {
-    std::vector<std::string> words = Flags(command.options);
-    const std::vector<std::string> more = Flags(help.options), own = PositionalWords(command);
+    std::vector<std::string> words = FlagNames(command.options);
+    const std::vector<std::string> more = FlagNames(help.options), own = PositionalWords(command);
     words.insert(words.end(), more.begin(), more.end());
     words.insert(words.end(), own.begin(), own.end());
     text += "    " + command.name + ") COMPREPLY=($(compgen -W \"" + Joined(words, " ") + (TakesJob(command) ? " $(" + std::string(kJobNumbers) + ")" : "") +
@@ -166,7 +166,7 @@ std::string ManOption(const OptionHelp& option) {
 
 }  // namespace
 
-std::vector<std::string> Flags(const std::vector<OptionHelp>& options) {
+std::vector<std::string> FlagNames(const std::vector<OptionHelp>& options) {
   std::vector<std::string> flags;
   for (const OptionHelp& option : options) {
     if (!option.positional) flags.insert(flags.end(), option.names.begin(), option.names.end());

@@ -28,7 +28,7 @@ struct ProgramHelp {
 };
 
 // Names of all but positionals.
-std::vector<std::string> Flags(const std::vector<OptionHelp>& options);
+std::vector<std::string> FlagNames(const std::vector<OptionHelp>& options);
 
 // `shell`: bash, zsh or fish.
 absl::StatusOr<std::string> CompletionScript(const ProgramHelp& help, const std::string& shell);

@@ -184,9 +184,9 @@ std::string NearestWord(int argc, const char* const* argv, const ProgramHelp& he
   const CommandHelp* command = nullptr;
   for (int i = 1; i < argc; ++i) {
     const std::string word = std::string(argv[i]).substr(0, std::string(argv[i]).find('='));
-    std::vector<std::string> known = Flags(help.options);
+    std::vector<std::string> known = FlagNames(help.options);
     if (command != nullptr) {
-      for (const std::string& flag : Flags(command->options)) known.push_back(flag);
+      for (const std::string& flag : FlagNames(command->options)) known.push_back(flag);
     } else if (word.rfind('-', 0) != 0) {
       known.clear();
       for (const CommandHelp& other : help.commands) {

@@ -162,7 +162,8 @@ void Coordinator::CommitTurn() {
     StoreBatch batch;
     for (const auto& [id, before] : undo_) {
       const JobRow& row = jobs_.at(id)->row;
-      batch.jobs.push_back({&row, true, true});
+      // A new one has nothing to clear; it may have been placed at once.
+      batch.jobs.push_back({&row, before.has_value() || !row.ranks.empty(), before.has_value()});
     }
     // New rows in order of id.
     std::sort(batch.jobs.begin(), batch.jobs.end(), [](const auto& a, const auto& b) { return a.row->id < b.row->id; });

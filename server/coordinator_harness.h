@@ -290,16 +290,16 @@ class CoordinatorTest : public testing::Test {
     return job.ok() ? *job : v1::Job();
   }
   // `ask`: (reply) -> void, of a Coordinator's method.
-  template <typename Ask>
-  absl::StatusOr<v1::Job> TryAsk(const Ask& ask) {
+  template <typename AskFunction>
+  absl::StatusOr<v1::Job> TryAsk(const AskFunction& ask) {
     std::optional<absl::StatusOr<v1::Job>> answer;
     ask([&](absl::StatusOr<v1::Job> reply) { answer = std::move(reply); });
     coordinator_->Turn();
     Settle();
     return *std::move(answer);
   }
-  template <typename Ask>
-  v1::Job Ask(const Ask& ask) {
+  template <typename AskFunction>
+  v1::Job Ask(const AskFunction& ask) {
     auto job = TryAsk(ask);
     EXPECT_TRUE(job.ok()) << job.status();
     return job.ok() ? *job : v1::Job();

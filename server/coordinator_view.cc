@@ -88,6 +88,7 @@ v1::Job Coordinator::View(const LiveJob& job) const {
 v1::Job Coordinator::DetailedView(const LiveJob& job) {
   v1::Job view = View(job);
   view.set_note(NoteOn(job));
+  if (job.row.attempt == 0) return view;
   auto attempts = store_->Attempts(job.row.id);
   if (!attempts.ok()) return view;
   const size_t first = attempts->size() > kAttemptsShown ? attempts->size() - kAttemptsShown : 0;

@@ -9,13 +9,23 @@
 
 namespace hierad {
 
-// A prepared statement; parameters and columns are numbered in order of use.
+// A prepared statement; parameters and columns are numbered in order of use. Prepared once for each text, and kept.
 class Store::Statement {
  public:
-  Statement(Store* store, const char* sql) : store_(store) {
-    code_ = sqlite3_prepare_v2(store->db_, sql, -1, &statement_, nullptr);
+  Statement(Store* store, std::string sql) : store_(store), sql_(std::move(sql)) {
+    // Taken out: a second use at the same time has one of its own.
+    if (auto kept = store->statements_.extract(sql_)) {
+      statement_ = kept.mapped();
+    } else {
+      code_ = sqlite3_prepare_v2(store->db_, sql_.c_str(), -1, &statement_, nullptr);
+    }
   }
-  ~Statement() { sqlite3_finalize(statement_); }
+  ~Statement() {
+    if (statement_ == nullptr) return;
+    sqlite3_reset(statement_);
+    sqlite3_clear_bindings(statement_);
+    if (store_->statements_.size() >= kStatements || !store_->statements_.emplace(sql_, statement_).second) sqlite3_finalize(statement_);
+  }
   Statement(const Statement&) = delete;
   Statement& operator=(const Statement&) = delete;
 
@@ -68,7 +78,10 @@ class Store::Statement {
   }
 
  private:
+  static constexpr size_t kStatements = 64;   // lists by state make the most
+
   Store* store_;
+  const std::string sql_;
   sqlite3_stmt* statement_ = nullptr;
   int code_ = SQLITE_OK;
   int bound_ = 0;
@@ -161,7 +174,10 @@ absl::StatusOr<std::unique_ptr<Store>> Store::OpenWithSchema(const std::string& 
   return store;
 }
 
-Store::~Store() { sqlite3_close(db_); }
+Store::~Store() {
+  for (const auto& [sql, statement] : statements_) sqlite3_finalize(statement);
+  sqlite3_close(db_);
+}
 
 // Applies the sections "-- version N" above the file's user_version, each in its own transaction.
 absl::Status Store::Migrate(std::string_view schema) {
@@ -218,7 +234,7 @@ absl::Status Store::WriteJob(const StoreBatch::Job& job) {
       "retry_at_ms=excluded.retry_at_ms, failures=excluded.failures, failed_reason=excluded.failed_reason, "
       "failed_step=excluded.failed_step, killed_outside=excluded.killed_outside, credential=excluded.credential, "
       "step=excluded.step, total_steps=excluded.total_steps, first_step=excluded.first_step, "
-      "nan_steps=excluded.nan_steps, best_eval_loss=excluded.best_eval_loss").c_str());
+      "nan_steps=excluded.nan_steps, best_eval_loss=excluded.best_eval_loss"));
   write.Bind(r.id).Bind(r.client_key).Bind(r.submitter).BindBlob(r.spec).Bind(r.run_folder).Bind(r.state).Bind(r.desired)
       .Bind(r.attempt).Bind(r.reason).Bind(r.message).Bind(r.submitted_ms).Bind(r.started_ms).Bind(r.finished_ms)
       .Bind(r.retry_at_ms).Bind(r.failures).Bind(r.failed_reason).Bind(r.failed_step).Bind(int64_t{r.killed_outside})
@@ -312,7 +328,7 @@ absl::Status Store::LoadParts(JobRow* row) {
 absl::StatusOr<std::vector<JobRow>> Store::LoadLive() {
   std::vector<JobRow> rows;
   Statement select(this, absl::StrCat("SELECT ", kJobColumns, " FROM jobs WHERE state NOT IN (", v1::SUCCEEDED, ",", v1::FAILED, ",",
-                                      v1::CANCELLED, ") ORDER BY id").c_str());
+                                      v1::CANCELLED, ") ORDER BY id"));
   while (select.Next()) {
     if (!ReadJob(&select, &rows.emplace_back())) return absl::DataLossError(absl::StrCat(path_, ": job ", rows.back().id, " is not readable"));
   }
@@ -326,7 +342,7 @@ absl::StatusOr<std::vector<JobRow>> Store::LoadLive() {
 
 absl::StatusOr<std::optional<JobRow>> Store::Load(uint64_t job_id) {
   std::optional<JobRow> row;
-  Statement select(this, absl::StrCat("SELECT ", kJobColumns, " FROM jobs WHERE id = ?").c_str());
+  Statement select(this, absl::StrCat("SELECT ", kJobColumns, " FROM jobs WHERE id = ?"));
   select.Bind(static_cast<int64_t>(job_id));
   if (select.Next() && !ReadJob(&select, &row.emplace())) return absl::DataLossError(absl::StrCat(path_, ": job ", job_id, " is not readable"));
   if (absl::Status s = select.Finish("cannot read"); !s.ok()) return s;
@@ -350,7 +366,7 @@ absl::StatusOr<std::vector<JobRow>> Store::List(const ListFilter& filter) {
   for (v1::JobState state : filter.states) absl::StrAppend(&states, states.empty() ? "" : ",", static_cast<int>(state));
   std::vector<JobRow> rows;
   Statement select(this, absl::StrCat("SELECT ", kJobColumns, " FROM jobs WHERE id < ?", states.empty() ? "" : absl::StrCat(" AND state IN (", states, ")"),
-                                      " ORDER BY id DESC LIMIT ?").c_str());
+                                      " ORDER BY id DESC LIMIT ?"));
   select.Bind(filter.before_id == 0 ? INT64_MAX : static_cast<int64_t>(filter.before_id)).Bind(filter.limit);
   while (select.Next()) {
     if (!ReadJob(&select, &rows.emplace_back())) return absl::DataLossError(absl::StrCat(path_, ": job ", rows.back().id, " is not readable"));

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <map>
 #include <memory>
 #include <optional>
 #include <string>
@@ -14,6 +15,7 @@
 #include "server/job_row.h"
 
 struct sqlite3;
+struct sqlite3_stmt;
 
 namespace hierad {
 
@@ -85,6 +87,7 @@ class Store {
 
   sqlite3* db_;
   std::string path_;
+  std::map<std::string, sqlite3_stmt*> statements_;   // not in use
   uint64_t next_job_id_ = 1;
 };
 

@@ -313,8 +313,8 @@ class ClusterTest(unittest.TestCase):
         self.assertEqual([int(line["step"]) for line in self.cluster.metrics(folder)], list(range(1, steps + 1)))
 
 
-def main():
-    for name in ("hierad", "hierad-agent", "hierctl", "hiera-worker"):
+def main(worker="hiera-worker"):
+    for name in ("hierad", "hierad-agent", "hierctl", worker):
         if not os.access(os.path.join(BIN, name), os.X_OK):
             sys.exit(f"{os.path.join(BIN, name)} is missing; build it, or set HIERAD_BIN_DIR")
     unittest.main(verbosity=2)
