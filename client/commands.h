@@ -38,11 +38,32 @@ int PlanJob(const PlanCommandOptions& options, const Context& context);
 struct ListOptions {
   std::vector<std::string> states;   // names, any case; empty: all
   uint32_t limit = 50;
+  std::string name;                  // only names that contain it
+  std::string submitter;             // only this user's
+  double since_s = 0;                // only jobs submitted within so many seconds; 0: all
+  std::string columns;               // "id,name,state"; empty: the usual ones
 };
 int List(const ListOptions& options, const Context& context);
 int Describe(uint64_t job_id, const Context& context);
-int Cancel(uint64_t job_id, const Context& context);
 int Checkpoints(uint64_t job_id, const Context& context);
+
+// wishes.cc
+struct CheckpointOptions {
+  bool wait = true;                  // until it is there
+  double timeout_s = 600;
+};
+struct GarbageOptions {
+  bool dry_run = false;
+  bool whole_runs = false;
+  double older_than_days = 30;
+};
+int Cancel(uint64_t job_id, bool now, const Context& context);
+int Pause(uint64_t job_id, const Context& context);
+int Resume(uint64_t job_id, const Context& context);
+int MakeCheckpoint(uint64_t job_id, const CheckpointOptions& options, const Context& context);
+int SetKeys(uint64_t job_id, const std::vector<std::string>& assignments, const Context& context);   // "lr=3e-4"
+int DrainNode(const std::string& node, bool drained, const Context& context);
+int CollectGarbage(const GarbageOptions& options, const Context& context);
 
 // watch.cc
 struct WatchOptions {
@@ -60,6 +81,9 @@ struct LogsOptions {
   bool follow = false;
   uint64_t tail_lines = 0;           // 0: everything
   bool raw = false;                  // bytes as they are, control characters included
+  int32_t attempt = 0;               // only what it printed; 0: all
+  double since_s = 0;                // only lines of the last so many seconds; 0: all
+  std::string grep;                  // only lines with a match of this regular expression (ECMAScript)
 };
 int Logs(uint64_t job_id, const LogsOptions& options, const Context& context);
 

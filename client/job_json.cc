@@ -49,7 +49,8 @@ Json Value(const Message& section, const FieldDescriptor* f) {
 Json JsonOf(const v1::RankView& rank) {
   return {{"rank", rank.rank()},   {"node", rank.node()}, {"slot_id", rank.slot_id()},
           {"phase", PhaseName(rank.phase())}, {"step", rank.step()}, {"pid", rank.pid()},
-          {"last_seen_ms", KnownTime(rank.last_seen_ms())}, {"waiting_in", rank.waiting_in()}};
+          {"last_seen_ms", KnownTime(rank.last_seen_ms())}, {"waiting_in", rank.waiting_in()},
+          {"silent_s", rank.silent_s()}};
 }
 
 }  // namespace
@@ -78,8 +79,14 @@ Json JsonOf(const v1::StepMetrics& m) {
           {"time_ms", m.time_ms()}, {"eval_loss", m.has_eval_loss() ? JsonOf(m.eval_loss()) : Json(nullptr)}};
 }
 
+Json JsonOf(const v1::AttemptView& a) {
+  return {{"attempt", a.attempt()}, {"started_ms", KnownTime(a.started_ms())}, {"ended_ms", KnownTime(a.ended_ms())},
+          {"reason", ReasonName(a.reason())}, {"message", a.message()}, {"step", a.step()}};
+}
+
 Json JsonOf(const v1::Job& job) {
-  Json ranks = Json::array();
+  Json ranks = Json::array(), attempts = Json::array();
+  for (const v1::AttemptView& attempt : job.attempts()) attempts.push_back(JsonOf(attempt));
   for (const v1::RankView& rank : job.ranks()) ranks.push_back(JsonOf(rank));
   return {{"id", job.id()},
           {"name", job.spec().name()},
@@ -104,6 +111,8 @@ Json JsonOf(const v1::Job& job) {
           {"first_step", job.first_step()},
           {"retry_at_ms", KnownTime(job.retry_at_ms())},
           {"best_eval_loss", job.has_best_eval_loss() ? JsonOf(job.best_eval_loss()) : Json(nullptr)},
+          {"note", job.note()},
+          {"attempts", std::move(attempts)},
           {"spec", JsonOf(job.spec())}};
 }
 
@@ -128,7 +137,7 @@ Json JsonOf(const v1::Node& node) {
                      {"rank", free ? Json(nullptr) : Json(use.rank())}});
   }
   return {{"name", node.name()}, {"connected", node.connected()}, {"last_seen_ms", KnownTime(node.last_seen_ms())},
-          {"version", node.version()}, {"slots", std::move(slots)}};
+          {"version", node.version()}, {"drained", node.drained()}, {"slots", std::move(slots)}};
 }
 
 std::string JsonText(const Json& json) { return json.dump(-1, ' ', false, Json::error_handler_t::replace) + "\n"; }

@@ -37,7 +37,9 @@ std::map<std::string, std::function<bool(const std::string&)>> Setters(ServerCon
       {"agent", text(&c->agent)}, {"agent_lifetime", text(&c->agent_lifetime)},
       {"cpu_slots", [c](const std::string& v) { return v == "auto" ? (c->cpu_slots = -1, true) : absl::SimpleAtoi(v, &c->cpu_slots); }},
       {"runs_folder", text(&c->runs_folder)}, {"stop_grace_s", seconds(&c->stop_grace_s)},
-      {"node_lost_after_s", seconds(&c->node_lost_after_s)}, {"log_level", text(&c->log_level)},
+      {"node_lost_after_s", seconds(&c->node_lost_after_s)}, {"hang_after_s", seconds(&c->hang_after_s)},
+      {"pause_grace_s", seconds(&c->pause_grace_s)}, {"disk_reserve_gib", seconds(&c->disk_reserve_gib)},
+      {"log_level", text(&c->log_level)},
   };
 }
 
@@ -186,6 +188,11 @@ absl::Status CompleteConfig(ServerConfig* c) {
   if (!(c->node_lost_after_s >= 3 && c->node_lost_after_s <= 3600)) {
     return Bad(absl::StrCat("node_lost_after_s: ", c->node_lost_after_s, " is not in 3 to 3600 (agents report once a second)"));
   }
+  if (!(c->hang_after_s >= 5 && c->hang_after_s <= 86400)) {
+    return Bad(absl::StrCat("hang_after_s: ", c->hang_after_s, " is not in 5 to 86400 (workers report once a second)"));
+  }
+  if (!(c->pause_grace_s >= 1 && c->pause_grace_s <= 86400)) return Bad(absl::StrCat("pause_grace_s: ", c->pause_grace_s, " is not in 1 to 86400"));
+  if (!(c->disk_reserve_gib >= 0 && c->disk_reserve_gib <= 1e6)) return Bad(absl::StrCat("disk_reserve_gib: ", c->disk_reserve_gib, " is not in 0 to 1000000"));
   return absl::OkStatus();
 }
 

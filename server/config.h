@@ -20,6 +20,9 @@ struct ServerConfig {
   std::string runs_folder;               // empty: STATE/runs
   double stop_grace_s = 30;
   double node_lost_after_s = 15;
+  double hang_after_s = 30;              // no step for so long, or 10 median steps if more, is a hang
+  double pause_grace_s = 600;            // for the last step and checkpoint of a paused job
+  double disk_reserve_gib = 1;           // less free on a run's disk: no job is let in; 0: never looked at
   std::string log_level = "info";        // debug, info, warn, error
 };
 

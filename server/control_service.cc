@@ -1,11 +1,13 @@
 #include "server/control_service.h"
 
+#include <algorithm>
 #include <future>
 
 #include "absl/strings/str_cat.h"
 #include "base/fs.h"
 #include "base/limits.h"
 #include "base/plan/plan_report.h"
+#include "server/garbage.h"
 #include "server/job_log.h"
 #include "server/rpc_status.h"
 #include "server/run_folder.h"
@@ -56,7 +58,7 @@ void ControlService::EndStreams() {
   ended_.notify_all();
 }
 
-bool ControlService::Pause(grpc::ServerContext* context, std::chrono::milliseconds wait) {
+bool ControlService::Rest(grpc::ServerContext* context, std::chrono::milliseconds wait) {
   std::unique_lock lock(mutex_);
   ended_.wait_for(lock, wait, [this] { return ending_; });
   return !ending_ && !context->IsCancelled();
@@ -126,7 +128,7 @@ grpc::Status ControlService::Watch(grpc::ServerContext* context, const v1::Watch
     if (view->done) return grpc::Status::OK;
     place.version = view->version;
     place.cursor = view->cursor;
-    if (!Pause(context, news ? kWatchPause : std::chrono::milliseconds(0))) {
+    if (!Rest(context, news ? kWatchPause : std::chrono::milliseconds(0))) {
       return context->IsCancelled() ? grpc::Status::CANCELLED : ToRpc(absl::UnavailableError("hierad is stopping; watch again when it is back"));
     }
   }
@@ -158,7 +160,7 @@ grpc::Status ControlService::Logs(grpc::ServerContext* context, const v1::LogsRe
       if (!writer->Write(reply)) return grpc::Status::CANCELLED;
     }
     if (!request->follow() || terminal) return grpc::Status::OK;
-    if (!Pause(context, kLogPause)) {
+    if (!Rest(context, kLogPause)) {
       return context->IsCancelled() ? grpc::Status::CANCELLED : ToRpc(absl::UnavailableError("hierad is stopping; follow again when it is back"));
     }
     job = get();
@@ -167,7 +169,63 @@ grpc::Status ControlService::Logs(grpc::ServerContext* context, const v1::LogsRe
 }
 
 grpc::Status ControlService::Cancel(grpc::ServerContext*, const v1::CancelRequest* request, v1::Job* reply) {
-  return Answer(Await<v1::Job>([&](auto done) { coordinator_->Cancel(request->job_id(), done); }), reply);
+  return Answer(Await<v1::Job>([&](auto done) { coordinator_->Cancel(request->job_id(), request->now(), done); }), reply);
+}
+
+grpc::Status ControlService::Pause(grpc::ServerContext*, const v1::PauseRequest* request, v1::Job* reply) {
+  return Answer(Await<v1::Job>([&](auto done) { coordinator_->Pause(request->job_id(), done); }), reply);
+}
+
+grpc::Status ControlService::Resume(grpc::ServerContext*, const v1::ResumeRequest* request, v1::Job* reply) {
+  return Answer(Await<v1::Job>([&](auto done) { coordinator_->Resume(request->job_id(), done); }), reply);
+}
+
+grpc::Status ControlService::Checkpoint(grpc::ServerContext*, const v1::CheckpointRequest* request, v1::Job* reply) {
+  return Answer(Await<v1::Job>([&](auto done) { coordinator_->Checkpoint(request->job_id(), done); }), reply);
+}
+
+grpc::Status ControlService::SetLr(grpc::ServerContext*, const v1::SetLrRequest* request, v1::Job* reply) {
+  return Answer(Await<v1::Job>([&](auto done) { coordinator_->SetLr(request->job_id(), request->lr(), done); }), reply);
+}
+
+grpc::Status ControlService::DrainNode(grpc::ServerContext*, const v1::DrainNodeRequest* request, v1::NodesReply* reply) {
+  return Answer(Await<v1::NodesReply>([&](auto done) { coordinator_->DrainNode(request->node(), request->drained(), done); }), reply);
+}
+
+// Ended jobs stay ended, so only a job that was submitted meanwhile into the same folder must be looked out for.
+grpc::Status ControlService::CollectGarbage(grpc::ServerContext* context, const v1::CollectGarbageRequest* request, v1::CollectGarbageReply* reply) {
+  if (request->older_than_s() < 0) return ToRpc(absl::InvalidArgumentError(absl::StrCat("older_than_s: ", request->older_than_s(), " is below 0")));
+  const int64_t before_ms = clock_->UnixMs() - 1000 * std::min<int64_t>(request->older_than_s(), INT64_MAX / 2000);
+  std::vector<v1::Garbage> found;
+  v1::ListRequest page;
+  for (v1::JobState state : {v1::SUCCEEDED, v1::FAILED, v1::CANCELLED}) page.add_states(state);
+  while (!context->IsCancelled()) {
+    auto jobs = Await<v1::ListReply>([&](auto done) { coordinator_->List(page, done); });
+    if (!jobs.ok()) return ToRpc(jobs.status());
+    for (const v1::Job& job : jobs->jobs()) {
+      page.set_before_id(job.id());
+      v1::Garbage garbage;
+      if (job.finished_ms() <= before_ms && GarbageOf(job, request->whole_runs(), &garbage)) found.push_back(std::move(garbage));
+    }
+    if (jobs->jobs().empty()) break;
+  }
+  std::reverse(found.begin(), found.end());
+  if (found.size() > kGarbage) {
+    found.resize(kGarbage);
+    reply->set_more(true);
+  }
+  for (v1::Garbage& garbage : found) {
+    if (!request->dry_run() && !context->IsCancelled()) RemoveGarbage(&garbage);
+    *reply->add_found() = std::move(garbage);
+  }
+  return grpc::Status::OK;
+}
+
+void ControlService::RemoveGarbage(v1::Garbage* garbage) {
+  auto forgotten = Await<v1::Job>([&](auto done) { coordinator_->ForgetCheckpoints(garbage->job_id(), done); });
+  absl::Status removed = forgotten.ok() ? RemoveTree(garbage->path()) : forgotten.status();
+  garbage->set_removed(removed.ok());
+  if (!removed.ok()) garbage->set_problem(std::string(removed.message()));
 }
 
 grpc::Status ControlService::ListCheckpoints(grpc::ServerContext*, const v1::ListCheckpointsRequest* request, v1::ListCheckpointsReply* reply) {

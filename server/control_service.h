@@ -16,6 +16,7 @@ namespace hierad {
 class ControlService : public v1::ControlService::Service {
  public:
   static constexpr int kStreams = 256;
+  static constexpr size_t kGarbage = 1000;   // in one reply of CollectGarbage
 
   ControlService(Coordinator* coordinator, const Clock* clock, std::string version, std::string commit)
       : coordinator_(coordinator), clock_(clock), version_(std::move(version)), commit_(std::move(commit)), started_ms_(clock->UnixMs()) {}
@@ -30,13 +31,20 @@ class ControlService : public v1::ControlService::Service {
   grpc::Status Watch(grpc::ServerContext*, const v1::WatchRequest* request, grpc::ServerWriter<v1::WatchReply>* writer) override;
   grpc::Status Logs(grpc::ServerContext*, const v1::LogsRequest* request, grpc::ServerWriter<v1::LogsReply>* writer) override;
   grpc::Status Cancel(grpc::ServerContext*, const v1::CancelRequest* request, v1::Job* reply) override;
+  grpc::Status Pause(grpc::ServerContext*, const v1::PauseRequest* request, v1::Job* reply) override;
+  grpc::Status Resume(grpc::ServerContext*, const v1::ResumeRequest* request, v1::Job* reply) override;
+  grpc::Status Checkpoint(grpc::ServerContext*, const v1::CheckpointRequest* request, v1::Job* reply) override;
+  grpc::Status SetLr(grpc::ServerContext*, const v1::SetLrRequest* request, v1::Job* reply) override;
+  grpc::Status DrainNode(grpc::ServerContext*, const v1::DrainNodeRequest* request, v1::NodesReply* reply) override;
+  grpc::Status CollectGarbage(grpc::ServerContext* context, const v1::CollectGarbageRequest* request, v1::CollectGarbageReply* reply) override;
   grpc::Status ListCheckpoints(grpc::ServerContext*, const v1::ListCheckpointsRequest* request, v1::ListCheckpointsReply* reply) override;
   grpc::Status Nodes(grpc::ServerContext*, const v1::NodesRequest* request, v1::NodesReply* reply) override;
   grpc::Status Version(grpc::ServerContext*, const v1::VersionRequest* request, v1::VersionReply* reply) override;
 
  private:
   class StreamSlot;
-  bool Pause(grpc::ServerContext* context, std::chrono::milliseconds wait);   // false: the stream is over
+  bool Rest(grpc::ServerContext* context, std::chrono::milliseconds wait);   // false: the stream is over
+  void RemoveGarbage(v1::Garbage* garbage);
 
   Coordinator* const coordinator_;
   const Clock* const clock_;

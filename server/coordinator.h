@@ -21,9 +21,12 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "base/clock.h"
+#include "base/fs.h"
 #include "hierad/v1/agent.pb.h"
 #include "hierad/v1/control.pb.h"
 #include "hierad/v1/worker.pb.h"
+#include "server/disk_watch.h"
+#include "server/health.h"
 #include "server/job_machine.h"
 #include "server/job_row.h"
 #include "server/live_state.h"
@@ -37,6 +40,10 @@ struct CoordinatorOptions {
   std::string submitter;                               // owner of the socket
   std::chrono::nanoseconds node_lost_after = std::chrono::seconds(15);
   std::chrono::milliseconds stop_grace = std::chrono::seconds(30);   // from SIGTERM to SIGKILL of a cancelled worker
+  std::chrono::nanoseconds pause_grace = std::chrono::minutes(10);   // for the last step and checkpoint of a paused job
+  std::chrono::nanoseconds hang_after = std::chrono::seconds(30);    // or 10 median steps, if more: see health.h
+  int64_t disk_reserve_bytes = int64_t{1} << 30;                     // less free: no job is let in, see disk_watch.h
+  DiskWatch::Measure free_bytes = FreeBytes;
 };
 
 template <typename T>
@@ -92,7 +99,14 @@ class Coordinator {
   void FindByClientKey(std::string key, Reply<v1::SubmitReply> reply);   // NotFound: no such job yet
   void Get(uint64_t job_id, Reply<v1::Job> reply);
   void List(v1::ListRequest request, Reply<v1::ListReply> reply);
-  void Cancel(uint64_t job_id, Reply<v1::Job> reply);
+  void Cancel(uint64_t job_id, bool now, Reply<v1::Job> reply);
+  void Pause(uint64_t job_id, Reply<v1::Job> reply);
+  void Resume(uint64_t job_id, Reply<v1::Job> reply);
+  void Checkpoint(uint64_t job_id, Reply<v1::Job> reply);
+  void SetLr(uint64_t job_id, double lr, Reply<v1::Job> reply);
+  void DrainNode(std::string node, bool drained, Reply<v1::NodesReply> reply);
+  // Of an ended job, whose folders are about to go. FailedPrecondition: a job that has not ended writes there.
+  void ForgetCheckpoints(uint64_t job_id, Reply<v1::Job> reply);
   void ListCheckpoints(uint64_t job_id, Reply<v1::ListCheckpointsReply> reply);
   void Nodes(Reply<v1::NodesReply> reply);
   void Watch(WatchPlace place, Reply<WatchView> reply);
@@ -118,16 +132,28 @@ class Coordinator {
   void ReadClock();
   void CommitTurn();
   void Undo();
+  void ReloadUnsure();
+  void TakeBack(uint64_t job_id, std::optional<JobRow> row);
   void Touch(const LiveJob& job);
   void Change(LiveJob* job, const JobEvent& event);
+  void SetKillTime(LiveJob* job);
   void Index(LiveJob* job);          // queued_, active_, by its state
   void Forget(uint64_t job_id);
   LiveJob* Find(uint64_t job_id);
   std::chrono::nanoseconds NextWake() const;
 
+  // coordinator_wishes.cc: what users ask of a job.
+  void Act(uint64_t job_id, std::function<absl::Status(LiveJob*)> act, Reply<v1::Job> reply);
+
+  // coordinator_health.cc: signs of life.
+  void WatchHealth(LiveJob* job);
+  std::vector<RankSign> SignsOf(const LiveJob& job) const;
+  std::string NoteOn(const LiveJob& job);
+
   // coordinator_place.cc: time and placement.
   void Tick();
   void LoseNodes();
+  void WatchDisk();
   void DropOld();
   void Place();
   std::vector<NodeSlots> SlotsNow() const;
@@ -149,6 +175,8 @@ class Coordinator {
 
   // coordinator_view.cc: answers.
   v1::Job View(const LiveJob& job) const;
+  v1::Job DetailedView(const LiveJob& job);   // with its note and its attempts
+  v1::NodesReply NodesNow();
   std::string WaitWords(const LiveJob& job) const;
   absl::StatusOr<v1::Job> ViewOf(uint64_t job_id);
   std::optional<absl::StatusOr<WatchView>> ViewWatch(const WatchPlace& place, bool answer_anyway);
@@ -181,10 +209,16 @@ class Coordinator {
   std::map<uint64_t, std::chrono::nanoseconds> ended_;            // recently ended, and when
   std::unordered_map<std::string, uint64_t> by_key_;              // of jobs_
   std::map<std::string, Node> nodes_;
+  DiskWatch disks_;
+  bool disk_waits_ = false;          // a queued job waits for room on its disk
+  std::chrono::nanoseconds disk_looked_{0};
+  std::string disk_said_;            // the problem that the log last spoke of
+  std::set<std::string> drained_;    // as stored; also nodes that are not known yet
   std::unordered_map<uint64_t, AgentSession> agents_;
   std::unordered_map<uint64_t, WorkerSession> workers_;
 
   std::unordered_map<uint64_t, std::optional<JobRow>> undo_;      // rows as they were before this turn; none: new
+  std::set<uint64_t> unsure_;        // whether their last change is stored is not known
   std::vector<AttemptRow> attempts_;                              // ended in this turn
   std::vector<std::function<void(const absl::Status&)>> after_commit_;
   bool place_ = true;                // something changed that a placement depends on

@@ -173,7 +173,14 @@ class FakeWorker {
     report.mutable_end()->set_message(message);
     Report();
   }
-  void Close() { coordinator_->CloseWorker(session); }
+  void Close() {
+    coordinator_->CloseWorker(session);
+    session = 0;
+  }
+  // As each second, unless it is frozen.
+  void SignOfLife() {
+    if (session != 0 && !frozen && !report.has_end() && !link->closed) Report();
+  }
   void LoseHierad(Coordinator* coordinator) {
     coordinator_ = coordinator;
     session = 0;
@@ -183,6 +190,7 @@ class FakeWorker {
   v1::WorkerReport report;
   std::shared_ptr<FakeWorkerLink> link;
   uint64_t session = 0;
+  bool frozen = false;
 
  private:
   Coordinator* coordinator_;
@@ -206,6 +214,7 @@ class CoordinatorTest : public testing::Test {
     options.runs_folder = folder_ + "/runs";
     options.endpoint = "unix:/nowhere";
     options.submitter = "me";
+    options.free_bytes = [this](const std::string&) -> absl::StatusOr<int64_t> { return free_bytes_; };
     auto coordinator = Coordinator::Create(options, *std::move(store), &clock_);
     ASSERT_TRUE(coordinator.ok()) << coordinator.status();
     coordinator_ = *std::move(coordinator);
@@ -241,6 +250,7 @@ class CoordinatorTest : public testing::Test {
     for (int s = 0; s < seconds; ++s) {
       clock_.Advance(std::chrono::seconds(1));
       for (auto& node : nodes_) node->Report();
+      for (auto& worker : workers_) worker->SignOfLife();
       Settle();
     }
   }
@@ -280,13 +290,23 @@ class CoordinatorTest : public testing::Test {
     EXPECT_TRUE(job.ok()) << job.status();
     return job.ok() ? *job : v1::Job();
   }
-  v1::Job Cancel(uint64_t id) {
+  // `ask`: (reply) -> void, of a Coordinator's method.
+  template <typename AskFunction>
+  absl::StatusOr<v1::Job> TryAsk(const AskFunction& ask) {
     std::optional<absl::StatusOr<v1::Job>> answer;
-    coordinator_->Cancel(id, [&](auto reply) { answer = std::move(reply); });
+    ask([&](absl::StatusOr<v1::Job> reply) { answer = std::move(reply); });
     coordinator_->Turn();
-    EXPECT_TRUE(answer->ok()) << answer->status();
     Settle();
-    return **answer;
+    return *std::move(answer);
+  }
+  template <typename AskFunction>
+  v1::Job Ask(const AskFunction& ask) {
+    auto job = TryAsk(ask);
+    EXPECT_TRUE(job.ok()) << job.status();
+    return job.ok() ? *job : v1::Job();
+  }
+  v1::Job Cancel(uint64_t id, bool now = false) {
+    return Ask([&](auto reply) { coordinator_->Cancel(id, now, reply); });
   }
   // The worker of a rank that a node was told to run.
   FakeWorker* Worker(FakeNode* node, uint64_t job, int attempt, int rank) {
@@ -305,6 +325,7 @@ class CoordinatorTest : public testing::Test {
   }
 
   FakeClock clock_;
+  int64_t free_bytes_ = int64_t{1} << 40;
   std::string folder_;
   std::unique_ptr<Coordinator> coordinator_;
   std::vector<std::unique_ptr<FakeNode>> nodes_;

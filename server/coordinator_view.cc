@@ -10,6 +10,7 @@
 namespace hierad {
 namespace {
 
+constexpr size_t kAttemptsShown = 50;
 constexpr uint64_t kMetricsInMessage = 8192;   // some 120 bytes each, within limits::kGrpcMessageBytes
 
 }  // namespace
@@ -76,17 +77,42 @@ v1::Job Coordinator::View(const LiveJob& job) const {
     rank->set_last_seen_ms(live.last_seen_ms);
     rank->set_waiting_in(live.waiting_in);
   }
+  for (const RankSign& sign : SignsOf(job)) {
+    if (sign.spoken && sign.silent >= kSilent) {
+      view.mutable_ranks(sign.rank)->set_silent_s(std::chrono::duration_cast<std::chrono::seconds>(sign.silent).count());
+    }
+  }
+  return view;
+}
+
+v1::Job Coordinator::DetailedView(const LiveJob& job) {
+  v1::Job view = View(job);
+  view.set_note(NoteOn(job));
+  if (job.row.attempt == 0) return view;
+  auto attempts = store_->Attempts(job.row.id);
+  if (!attempts.ok()) return view;
+  const size_t first = attempts->size() > kAttemptsShown ? attempts->size() - kAttemptsShown : 0;
+  for (size_t i = first; i < attempts->size(); ++i) {
+    const AttemptRow& row = (*attempts)[i];
+    v1::AttemptView* attempt = view.add_attempts();
+    attempt->set_attempt(row.attempt);
+    attempt->set_started_ms(row.started_ms);
+    attempt->set_ended_ms(row.ended_ms);
+    attempt->set_reason(row.reason);
+    attempt->set_message(row.message);
+    attempt->set_step(row.step);
+  }
   return view;
 }
 
 absl::StatusOr<v1::Job> Coordinator::ViewOf(uint64_t job_id) {
-  if (const LiveJob* live = Find(job_id)) return View(*live);
+  if (const LiveJob* live = Find(job_id)) return DetailedView(*live);
   auto row = store_->Load(job_id);
   if (!row.ok()) return row.status();
   if (!*row) return absl::NotFoundError(absl::StrCat("there is no job ", job_id));
   LiveJob rest;
   rest.row = **std::move(row);
-  return View(rest);
+  return DetailedView(rest);
 }
 
 // Nothing new and not `answer_anyway`: nothing.
@@ -105,6 +131,7 @@ std::optional<absl::StatusOr<WatchView>> Coordinator::ViewWatch(const WatchPlace
   WatchView view;
   view.version = job->version;
   *view.reply.mutable_job() = View(*job);
+  view.reply.mutable_job()->set_note(NoteOn(*job));
   const MetricRing& ring = job->ring;
   uint64_t at = std::max(place.cursor, ring.first());
   if (!place.version) {

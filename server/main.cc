@@ -58,8 +58,12 @@ absl::Status Serve(const ServerConfig& config, const sigset_t& stop_signals) {
   options.runs_folder = config.runs_folder;
   options.endpoint = config.listen;
   options.submitter = OwnerName();
-  options.node_lost_after = std::chrono::milliseconds(static_cast<int64_t>(config.node_lost_after_s * 1000));
-  options.stop_grace = std::chrono::milliseconds(static_cast<int64_t>(config.stop_grace_s * 1000));
+  const auto seconds = [](double s) { return std::chrono::milliseconds(static_cast<int64_t>(s * 1000)); };
+  options.node_lost_after = seconds(config.node_lost_after_s);
+  options.stop_grace = seconds(config.stop_grace_s);
+  options.hang_after = seconds(config.hang_after_s);
+  options.pause_grace = seconds(config.pause_grace_s);
+  options.disk_reserve_bytes = static_cast<int64_t>(config.disk_reserve_gib * (1 << 30));
   ASSIGN_OR_RETURN(std::unique_ptr<Coordinator> coordinator, Coordinator::Create(options, std::move(store), &clock));
   std::thread loop([&] { coordinator->Run(); });
   const auto end_loop = [&] {
@@ -127,6 +131,9 @@ int Main(int argc, char** argv) {
   app.add_option("--runs,--runs-folder", flags.runs_folder, "Folder of the runs; default: STATE/runs");
   app.add_option("--stop-grace,--stop-grace-s", flags.stop_grace_s, "Seconds from SIGTERM to SIGKILL of a cancelled worker; default: 30");
   app.add_option("--node-lost-after,--node-lost-after-s", flags.node_lost_after_s, "Seconds without a report until a node is given up; default: 15");
+  app.add_option("--hang-after,--hang-after-s", flags.hang_after_s, "Seconds without a step, or 10 median steps if more, that are a hang; default: 30");
+  app.add_option("--pause-grace,--pause-grace-s", flags.pause_grace_s, "Seconds for the last step and checkpoint of a paused job; default: 600");
+  app.add_option("--disk-reserve,--disk-reserve-gib", flags.disk_reserve_gib, "GiB; less free on a run's disk lets no job in; default: 1");
   app.add_option("--log-level", flags.log_level, "debug, info, warn, error; default: info");
   try {
     app.parse(argc, argv);
@@ -150,6 +157,9 @@ int Main(int argc, char** argv) {
   over("--runs", config.runs_folder, flags.runs_folder);
   over("--stop-grace", config.stop_grace_s, flags.stop_grace_s);
   over("--node-lost-after", config.node_lost_after_s, flags.node_lost_after_s);
+  over("--hang-after", config.hang_after_s, flags.hang_after_s);
+  over("--pause-grace", config.pause_grace_s, flags.pause_grace_s);
+  over("--disk-reserve", config.disk_reserve_gib, flags.disk_reserve_gib);
   over("--log-level", config.log_level, flags.log_level);
   if (status.ok()) status = CompleteConfig(&config);
 

@@ -98,7 +98,7 @@ Scheduler::Decision Scheduler::Consider(const QueuedJob& job) {
     return {Verdict::kWaits, {}, absl::StrCat("is tried again in ", (job.retry_in_ms + 999) / 1000, " s")};
   }
   const v1::Slot::Kind kind = KindFor(job.device);
-  int connected = 0, known = 0, free = 0, largest_known = 0, slots = 0, largest_slots = 0, free_slots = 0;
+  int connected = 0, known = 0, free = 0, largest_known = 0, slots = 0, largest_slots = 0, free_slots = 0, drained = 0;
   std::vector<size_t> order;   // connected nodes that can take a rank
   std::vector<int> free_of(nodes_.size());
   for (size_t n = 0; n < nodes_.size(); ++n) {
@@ -109,6 +109,8 @@ Scheduler::Decision Scheduler::Consider(const QueuedJob& job) {
     largest_slots = std::max(largest_slots, bare);
     if (!nodes_[n].connected) continue;
     ++connected;
+    drained += nodes_[n].drained;
+    if (nodes_[n].drained) continue;
     free_of[n] = Room(nodes_[n], kind, job.rank_bytes, Count::kFree);
     free += free_of[n];
     free_slots += Room(nodes_[n], kind, 0, Count::kFree);
@@ -142,6 +144,7 @@ Scheduler::Decision Scheduler::Consider(const QueuedJob& job) {
   }
   std::string why = absl::StrCat("waits for free slots: ", wants, kind == v1::Slot::CPU && free_slots >= job.ranks ? " on one node" : "", "; free are ",
                                  free_slots, " of ", slots, connected == 0 ? ", and no agent is connected" : "");
+  if (drained > 0) absl::StrAppend(&why, "; ", drained, drained == 1 ? " node is" : " nodes are", " drained");
   if (free < free_slots) absl::StrAppend(&why, "; it ", MemoryWords(nodes_, kind, job));
   return {Verdict::kWaits, {}, why};
 }

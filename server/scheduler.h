@@ -17,6 +17,7 @@ namespace hierad {
 struct NodeSlots {
   std::string name;
   bool connected = false;
+  bool drained = false;    // its slots are there, but get no more work
   struct Use {
     v1::Slot slot;             // memory_bytes 0: not known, everything fits
     bool busy = false;

@@ -37,6 +37,7 @@ class ServiceTest : public testing::Test {
     auto store = Store::Open(folder_ + "/hierad.db");
     ASSERT_TRUE(store.ok()) << store.status();
     CoordinatorOptions options;
+    options.disk_reserve_bytes = 0;   // the machine of the test may have any disk
     options.runs_folder = folder_ + "/runs";
     options.endpoint = Endpoint();
     options.submitter = "me";

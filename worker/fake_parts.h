@@ -27,6 +27,7 @@ class FakeStep : public Step {
   struct Faults {
     std::function<bool(int64_t step)> non_finite = [](int64_t) { return false; };
     std::function<absl::Status(int64_t step, int rank)> error = [](int64_t, int) { return absl::OkStatus(); };
+    std::function<void(int64_t step, double lr)> see_rate = [](int64_t, double) {};
   };
 
   FakeStep(const StepOptions& options, const Geometry& geometry, const ParameterTable& table, Communicator* communicator, Faults faults)
@@ -50,6 +51,7 @@ class FakeStep : public Step {
 
   absl::StatusOr<StepResult> Run(absl::Span<const MicroBatch> batches, int64_t real_samples, double lr, StepSignals signals) override {
     RETURN_IF_ERROR(faults_.error(state_.step, communicator_->rank()));
+    faults_.see_rate(state_.step, lr);
     std::vector<float> sums(kNumbers + 3);
     for (const MicroBatch& batch : batches) {
       for (int b = 0; b < batch.real; ++b) {
@@ -114,6 +116,7 @@ class FakeSession : public Session {
 
   Want wanted = Want::kRun;
   int64_t request = 0;
+  double wanted_lr = 0;
   std::vector<v1::Phase> phases;
   std::vector<v1::StepMetrics> metrics;
   std::vector<v1::CheckpointInfo> checkpoints;
@@ -149,6 +152,7 @@ class FakeSession : public Session {
   }
   Want want() const override { return wanted; }
   int64_t checkpoint_request() const override { return request; }
+  double peak_lr() const override { return wanted_lr; }
   void AbandonOnStop(std::atomic<bool>*) override {}
   bool End(v1::Reason, const std::string&, std::chrono::milliseconds) override { return true; }
 

@@ -17,6 +17,7 @@ class LocalSession : public Session {
   }
   Want want() const override { return Want::kRun; }
   int64_t checkpoint_request() const override { return 0; }
+  double peak_lr() const override { return 0; }
   void AbandonOnStop(std::atomic<bool>*) override {}
   bool End(v1::Reason, const std::string&, std::chrono::milliseconds) override { return true; }
 };

@@ -40,6 +40,7 @@ class Session {
 
   virtual Want want() const = 0;
   virtual int64_t checkpoint_request() const = 0;
+  virtual double peak_lr() const = 0;   // as hierad has it now; 0: it has not said
   // Sets `flag` as soon as a stop is wanted (by hierad or SIGTERM), for waits that only it can end; nullptr: no more.
   virtual void AbandonOnStop(std::atomic<bool>* flag) = 0;
 

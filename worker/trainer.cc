@@ -1,5 +1,6 @@
 #include "worker/trainer.h"
 
+#include <algorithm>
 #include <cerrno>
 #include <cmath>
 #include <fcntl.h>
@@ -13,6 +14,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "base/clock.h"
+#include "base/failpoint.h"
 #include "base/fs.h"
 #include "base/job_validate.h"
 #include "base/status.h"
@@ -75,6 +77,7 @@ absl::Status Trainer::Prepare() {
 }
 
 absl::Status Trainer::Join() {
+  HIERAD_FAILPOINT("worker.join");
   Phase(v1::PHASE_RENDEZVOUS);
   if (options_.world_size == 1) {
     communicator_ = MakeSelfCommunicator();
@@ -103,6 +106,7 @@ absl::Status Trainer::Join() {
 }
 
 absl::Status Trainer::Load() {
+  HIERAD_FAILPOINT("worker.load");
   Phase(v1::PHASE_LOADING);
   Activity("loading");
   RETURN_IF_ERROR(Agree(communicator_.get(), options_.rank == 0 ? LockFolder() : absl::OkStatus()));
@@ -232,6 +236,7 @@ absl::StatusOr<Trainer::After> Trainer::TrainStep() {
   const bool first = done_ == first_done_;
   ASSIGN_OR_RETURN(const StepResult result, RunStep(&metrics));
   eval_loss_.reset();
+  if (result.signals.checkpoint) RETURN_IF_ERROR(HearRankZero());
   if (first) {
     spdlog::info("first step done {:.1f} s after the start of the process (step {}, loss {:.6g})", Seconds(Now() - options_.process_start),
                  done_, result.loss);
@@ -272,10 +277,12 @@ absl::StatusOr<StepResult> Trainer::RunStep(v1::StepMetrics* metrics) {
   const double lr = LearningRate(spec_, done_, length_.total_steps);
   Activity(absl::StrCat("step ", done_ + 1));
   watched_step_ = done_ + 1;
+  HIERAD_FAILPOINT("worker.step");
   if (watch_) watch_->Begin();
   ASSIGN_OR_RETURN(StepResult result, step_->Run(batches, samples, lr, Signals()));
   if (watch_) watch_->End();
   RETURN_IF_ERROR(communicator_->CheckAsync());
+  HIERAD_FAILPOINT("worker.stepped");
   ++done_;
   metrics->set_step(done_);
   metrics->set_epoch(double(done_) / double(length_.steps_per_epoch));
@@ -291,16 +298,31 @@ absl::StatusOr<StepResult> Trainer::RunStep(v1::StepMetrics* metrics) {
   return result;
 }
 
-// Checkpoints are asked for by rank 0 alone: two ranks that heard of one request at different steps would save twice.
+// Checkpoints and other rates are asked for by rank 0 alone: two ranks that heard of one wish at different steps would
+// follow it at different steps.
 StepSignals Trainer::Signals() {
   StepSignals signals;
   signals.stop = StopWanted();
+  if (options_.rank != 0) return signals;
   const int64_t request = session_->checkpoint_request();
-  if (options_.rank == 0 && request > requests_taken_) {
-    requests_taken_ = request;
-    signals.checkpoint = true;
-  }
+  save_asked_ = save_asked_ || request > requests_taken_;
+  requests_taken_ = std::max(requests_taken_, request);
+  const double lr = session_->peak_lr();
+  if (lr > 0 && std::isfinite(lr) && lr != PeakLr(spec_)) lr_asked_ = lr;
+  signals.checkpoint = save_asked_ || lr_asked_ > 0;
   return signals;
+}
+
+// After a step in which rank 0 has raised the checkpoint signal: what for. A new rate comes with a checkpoint, so that a
+// later attempt goes on from where it began.
+absl::Status Trainer::HearRankZero() {
+  double lr = std::exchange(lr_asked_, 0.0);
+  save_asked_ = false;
+  RETURN_IF_ERROR(communicator_->BroadcastHost(&lr, sizeof lr, 0));
+  if (lr <= 0) return absl::OkStatus();
+  spdlog::info("peak learning rate {:.6g}, until now {:.6g}, from step {} on", lr, PeakLr(spec_), done_ + 1);
+  spec_.mutable_optimizer()->set_lr(lr);
+  return absl::OkStatus();
 }
 
 bool Trainer::StopWanted() const { return IsSet(options_.terminate) || session_->want() != Session::Want::kRun; }
@@ -376,7 +398,9 @@ absl::StatusOr<bool> Trainer::Evaluate() {
 void Trainer::TakeMetrics(const v1::StepMetrics& metrics) {
   if (options_.rank == 0) {
     // What is not written is kept; if it lasts, the next checkpoint fails on it.
-    if (absl::Status status = metrics_->Append(metrics); !status.ok()) spdlog::warn("{}", std::string(status.message()));
+    absl::Status status = metrics_->Append(metrics);
+    if (status.ok()) status = Failpoint("worker.metrics");
+    if (!status.ok()) spdlog::warn("{}", std::string(status.message()));
     session_->AddMetrics(metrics);
   }
   Report();
@@ -404,6 +428,7 @@ absl::Status Trainer::Save(bool retain) {
   if (saved_ == done_) return absl::OkStatus();
   const v1::Phase before = phase_;
   Phase(v1::PHASE_CHECKPOINTING);
+  HIERAD_FAILPOINT("worker.save");
   Activity(absl::StrCat("the checkpoint of step ", done_));
   const auto begin = Now();
   CheckpointContents contents;
@@ -420,6 +445,7 @@ absl::Status Trainer::Save(bool retain) {
   const auto written = checkpoints_->Write(contents, table_, spec_);
   Phase(before);
   RETURN_IF_ERROR(written.status());
+  HIERAD_FAILPOINT("worker.saved");
   saved_ = done_;
   if (retain) {
     if (absl::Status status = checkpoints_->Retain(spec_.checkpoint()); !status.ok()) {
@@ -434,6 +460,7 @@ absl::Status Trainer::Save(bool retain) {
 
 // The last checkpoint and, at the end of the schedule, the export; the other ranks wait, so that none goes before it stands.
 absl::Status Trainer::Finish() {
+  HIERAD_FAILPOINT("worker.finish");
   const auto finish = [this]() -> absl::Status {
     if (options_.rank != 0) return absl::OkStatus();
     absl::Status status = Save(/*retain=*/true);

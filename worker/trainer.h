@@ -83,6 +83,7 @@ class Trainer {
   absl::StatusOr<After> TrainStep();
   absl::StatusOr<StepResult> RunStep(v1::StepMetrics* metrics);
   StepSignals Signals();
+  absl::Status HearRankZero();
   absl::Status CountNonFinite(const StepResult& result, double lr);
   // True: abandoned, because a stop is wanted.
   absl::StatusOr<bool> Evaluate();
@@ -130,7 +131,10 @@ class Trainer {
   int64_t first_done_ = 0;         // at the start of this attempt
   int64_t saved_ = -1;             // newest step saved
   int64_t nan_steps_ = 0;
+  // Rank 0: what hierad has asked for and all ranks are to hear of after the step under way.
   int64_t requests_taken_ = 0;     // checkpoint requests
+  bool save_asked_ = false;
+  double lr_asked_ = 0;            // 0: no other rate
   int save_failures_ = 0;
   std::chrono::nanoseconds retry_save_at_{0};
   double samples_per_s_ = 0;

@@ -282,6 +282,46 @@ TEST_F(Trainers, ACheckpointIsTakenOnRequestOnce) {
   EXPECT_THAT(Saved(folder_), ElementsAre(CheckpointName(4), CheckpointName(6)));
 }
 
+TEST_F(Trainers, AnotherRateIsTakenOnByAllRanksAtOneStepAndSurvivesAKill) {
+  // Each rank's rates, step by step.
+  const auto rates = [&](Attempt attempt, const std::string& folder) {
+    std::string seen;
+    attempt.faults.see_rate = [&](int64_t step, double lr) { seen += " " + std::to_string(step) + ":" + std::to_string(lr); };
+    attempt.look = [&](const FakeSession&) { return seen; };
+    return Run(2, attempt, folder);
+  };
+  Attempt change;
+  change.prepare = [](FakeSession* session, int rank) {
+    session->on_step = [rank](FakeSession* s, int64_t step) {
+      if (step == 5 && rank == 0) s->wanted_lr = 0.02;
+    };
+  };
+  const auto whole = rates(change, folder_);
+  EXPECT_EQ(whole[0], whole[1]);
+  // Heard of after step 5, told in step 6, which is saved.
+  EXPECT_THAT(Saved(folder_), Contains(CheckpointName(16)));
+  EXPECT_THAT(whole[0], HasSubstr("completed 18 steps"));
+
+  const std::string other = NewFolder();
+  Attempt killed = change;
+  killed.prepare = [](FakeSession* session, int rank) {
+    session->on_step = [rank](FakeSession* s, int64_t step) {
+      if (step == 5 && rank == 0) s->wanted_lr = 0.02;
+      if (step == 7) kill(getpid(), SIGKILL);
+    };
+  };
+  EXPECT_THAT(rates(killed, other), Contains("killed"));
+  EXPECT_THAT(Saved(other), ElementsAre(CheckpointName(4), CheckpointName(6)));
+  Attempt again;
+  again.change = [](TrainerOptions* options) { options->spec.mutable_optimizer()->set_lr(0.02); };
+  EXPECT_THAT(rates(again, other)[0], HasSubstr("completed 18 steps"));
+  EXPECT_EQ(Weights(other), Weights(folder_));
+  Attempt unchanged;
+  const std::string third = NewFolder();
+  rates(unchanged, third);
+  EXPECT_NE(Weights(third), Weights(folder_));
+}
+
 TEST_F(Trainers, NonFiniteStepsAreSkippedUpToTheLimit) {
   Attempt attempt;
   attempt.faults.non_finite = [](int64_t step) { return step == 2 || step == 3 || step >= 9; };   // 0-based

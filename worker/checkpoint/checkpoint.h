@@ -51,9 +51,7 @@ class CheckpointFolder {
   void set_stage_hook(StageHook hook) { stage_hook_ = std::move(hook); }
 
  private:
-  void Stage(const char* stage) const {
-    if (stage_hook_) stage_hook_(stage);
-  }
+  absl::Status Stage(const std::string& stage) const;   // also the failpoint "checkpoint.<stage>"
   absl::Status WriteFiles(const std::string& temporary, const CheckpointContents& contents, const ParameterTable& table,
                           const v1::JobSpec& spec, v1::CheckpointInfo* info) const;
   absl::Status Publish(const std::string& temporary, const std::string& path) const;

@@ -8,6 +8,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "base/clock.h"
+#include "base/failpoint.h"
 #include "base/fs.h"
 #include "base/sha256.h"
 #include "base/status.h"
@@ -69,6 +70,13 @@ absl::StatusOr<int64_t> FileBytes(const std::string& path) {
 
 }  // namespace
 
+absl::Status CheckpointFolder::Stage(const std::string& stage) const {
+  if (stage_hook_) stage_hook_(stage.c_str());
+  std::string point = "checkpoint." + stage;
+  std::replace(point.begin(), point.end(), ' ', '_');
+  return Failpoint(point.c_str());
+}
+
 absl::StatusOr<CheckpointFolder> CheckpointFolder::Open(const std::string& run_folder) {
   CheckpointFolder opened;
   opened.folder_ = JoinPath(run_folder, "checkpoints");
@@ -115,9 +123,9 @@ absl::Status CheckpointFolder::WriteFiles(const std::string& temporary, const Ch
                                           const ParameterTable& table, const v1::JobSpec& spec,
                                           v1::CheckpointInfo* info) const {
   const TrainState& state = contents.state;
-  Stage("clear");
+  RETURN_IF_ERROR(Stage("clear"));
   RETURN_IF_ERROR(RemoveTree(temporary));
-  Stage("make folder");
+  RETURN_IF_ERROR(Stage("make folder"));
   (void)mkdir(folder_.c_str(), 0755);   // removed while the run goes on
   if (mkdir(temporary.c_str(), 0755) != 0) return ErrnoStatus(errno, "cannot make folder", temporary);
   Manifest manifest;
@@ -125,15 +133,15 @@ absl::Status CheckpointFolder::WriteFiles(const std::string& temporary, const Ch
   manifest.created_ms = Clock::System().UnixMs();
   manifest.eval_loss = contents.eval_loss;
   const std::map<std::string, std::string> metadata = {{"format", "pt"}, {"hierad.step", absl::StrCat(state.step)}};
-  Stage("write model");
+  RETURN_IF_ERROR(Stage("write model"));
   ASSIGN_OR_RETURN(manifest.files[kModelFile].sha256,
                    WriteSafetensors(JoinPath(temporary, kModelFile), Views(table, state.parameters, ""), metadata));
-  Stage("write optimizer");
+  RETURN_IF_ERROR(Stage("write optimizer"));
   std::vector<TensorView> moments = Views(table, state.exp_avg, ".exp_avg");
   const std::vector<TensorView> squares = Views(table, state.exp_avg_sq, ".exp_avg_sq");
   moments.insert(moments.end(), squares.begin(), squares.end());
   ASSIGN_OR_RETURN(manifest.files[kOptimizerFile].sha256, WriteSafetensors(JoinPath(temporary, kOptimizerFile), moments, metadata));
-  Stage("write state");
+  RETURN_IF_ERROR(Stage("write state"));
   const std::string state_text = StateToText(contents, spec);
   manifest.files[kStateFile].sha256 = Sha256Hex(state_text);
   RETURN_IF_ERROR(WriteSynced(JoinPath(temporary, kStateFile), state_text));
@@ -142,10 +150,10 @@ absl::Status CheckpointFolder::WriteFiles(const std::string& temporary, const Ch
     ASSIGN_OR_RETURN(file.bytes, FileBytes(JoinPath(temporary, name)));
     total += file.bytes;
   }
-  Stage("write manifest");
+  RETURN_IF_ERROR(Stage("write manifest"));
   const std::string text = manifest.ToText();
   RETURN_IF_ERROR(WriteSynced(JoinPath(temporary, kManifestFile), text));
-  Stage("sync folder");
+  RETURN_IF_ERROR(Stage("sync folder"));
   RETURN_IF_ERROR(SyncFolder(temporary));
   info->set_bytes(total + int64_t(text.size()));
   info->set_sha256(Sha256Hex(text));
@@ -160,7 +168,7 @@ absl::Status CheckpointFolder::WriteFiles(const std::string& temporary, const Ch
 // One of that name (a damaged one, or the same step run again) changes places with the new one, so that the name always
 // leads to a whole folder.
 absl::Status CheckpointFolder::Publish(const std::string& temporary, const std::string& path) const {
-  Stage("rename");
+  RETURN_IF_ERROR(Stage("rename"));
   if (!Exists(path)) {
     if (rename(temporary.c_str(), path.c_str()) != 0) return ErrnoStatus(errno, "cannot put in place", path);
   } else if (renameat2(AT_FDCWD, temporary.c_str(), AT_FDCWD, path.c_str(), RENAME_EXCHANGE) != 0) {
@@ -168,19 +176,19 @@ absl::Status CheckpointFolder::Publish(const std::string& temporary, const std::
     RETURN_IF_ERROR(Remove(path));
     if (rename(temporary.c_str(), path.c_str()) != 0) return ErrnoStatus(errno, "cannot put in place", path);
   }
-  Stage("sync parent");
+  RETURN_IF_ERROR(Stage("sync parent"));
   RETURN_IF_ERROR(SyncFolder(folder_));
-  Stage("remove replaced");
+  RETURN_IF_ERROR(Stage("remove replaced"));
   return RemoveTree(temporary);
 }
 
 absl::Status CheckpointFolder::Remove(const std::string& path) const {
   const std::string removed = JoinPath(folder_, kRemoved + path.substr(path.rfind('/') + 1));
-  Stage("rename old");
+  RETURN_IF_ERROR(Stage("rename old"));
   RETURN_IF_ERROR(RemoveTree(removed));
   // By name first: half a folder never has a checkpoint's name.
   if (rename(path.c_str(), removed.c_str()) != 0) return ErrnoStatus(errno, "cannot remove", path);
-  Stage("remove old");
+  RETURN_IF_ERROR(Stage("remove old"));
   return RemoveTree(removed);
 }
 
@@ -197,7 +205,7 @@ absl::Status CheckpointFolder::Retain(const v1::CheckpointSpec& spec) {
   std::reverse(goes.begin(), goes.end());
   for (const std::string& path : goes) RETURN_IF_ERROR(Remove(path));
   if (goes.empty()) return absl::OkStatus();
-  Stage("sync retention");
+  RETURN_IF_ERROR(Stage("sync retention"));
   return SyncFolder(folder_);
 }
 

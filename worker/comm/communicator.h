@@ -42,7 +42,8 @@ struct CommunicatorOptions {
   int rank = 0;
   int size = 1;
   std::chrono::milliseconds join_timeout{120'000};  // for all ranks to join
-  std::chrono::milliseconds timeout{30'000};        // CPU: a peer that shows no sign of life for so long is lost
+  // CPU: a peer that shows no sign of life for so long is lost. Longer than hierad's hang_after, whose verdict says more.
+  std::chrono::milliseconds timeout{45'000};
   std::chrono::milliseconds busy_timeout{600'000};  // a living peer that does not enter for so long; NCCL: a host-side wait
   // Set by another thread to make a waiting collective return Cancelled.
   const std::atomic<bool>* abandon = nullptr;
