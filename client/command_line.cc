@@ -67,6 +67,8 @@ void AddSubmission(CLI::App& app, Flags* f) {
   plan->add_option("--card", f->plan.card, "The floor is this card's")->type_name("NAME")->capture_default_str();
   plan->add_option("--memory", f->plan.memory_gib, "Memory that the largest batch must fit in; default: the card's")
       ->type_name("GIB")->check(CLI::PositiveNumber);
+  plan->add_option("--fit", f->plan.fit_bytes, "Say what fits into so much memory: which stages to checkpoint, which batches (80GiB)")
+      ->type_name("SIZE")->transform(CLI::AsSizeValue(/*kb_is_1000=*/false))->check(CLI::PositiveNumber);
 }
 
 void AddJobs(CLI::App& app, Flags* f) {

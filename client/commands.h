@@ -30,6 +30,7 @@ struct PlanCommandOptions {
   std::vector<std::string> set;
   std::string card = "H200";
   double memory_gib = 0;             // 0: the card's
+  uint64_t fit_bytes = 0;            // 0: not asked what fits
 };
 int PlanJob(const PlanCommandOptions& options, const Context& context);
 

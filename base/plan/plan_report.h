@@ -24,6 +24,7 @@ absl::StatusOr<Card> FindCard(std::string_view name);   // any case
 struct PlanReportOptions {
   std::string card = "H200";
   double memory_gib = 0;   // for the largest batch; 0: the card's
+  bool fit = false;        // look for what fits into memory_gib: PlanReport::fits
 };
 
 // The keys of Json() are the names of these fields and stable; sizes are bytes, times milliseconds. One rank's share.
@@ -49,6 +50,18 @@ struct PlanReport {
   int64_t largest_batch = 0;           // per rank, that fits in memory_gib; 0: not even one sample
   int64_t steps_per_epoch = 0;         // where the job alone tells it (data.source synthetic), else 0
   double epoch_floor_s = 0;
+
+  // With PlanReportOptions::fit: of the job's own batch, what to compute again with the least work added (absent where nothing
+  // helps); then the largest batch with nothing and with everything computed again.
+  struct Fit {
+    int64_t batch_per_rank = 0;
+    std::vector<int> checkpoint_stages;
+    bool checkpoint_decoder = false;
+    int64_t peak_device_bytes = 0;
+    double flops_ratio = 1;            // of a sample, to nothing computed again
+  };
+  bool fit_asked = false;
+  std::vector<Fit> fits;               // JSON: only where asked for
 
   std::string Json() const;            // one object, ends with a newline
   std::string Table() const;

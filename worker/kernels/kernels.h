@@ -131,7 +131,10 @@ struct PartsSum {
 };
 cudaError_t SumParts(const PartsSum* sums, int count, bool accumulate, cudaStream_t stream);
 cudaError_t GradientNorm(const StepScalars* scalars, const float* gradients, double* partials, const double* loss_partials,
-                         StepRecord* record, int64_t size, int batch, cudaStream_t stream);
+                         StepRecord* record, int64_t size, int batch, bool own_signals, cudaStream_t stream);
+// `ring`: the host's memory, as the device sees it.
+cudaError_t Mark(const StepScalars* scalars, StepRecord* record, StepPhase phase, cudaStream_t stream);
+cudaError_t PublishRecord(StepRecord* record, RecordSlot* ring, cudaStream_t stream);
 // What rides behind the gradients: [loss numerator high, low, stop, checkpoint]; signals in StepScalars.signals and
 // StepRecord.signals (bit 0 stop, bit 1 checkpoint).
 cudaError_t PackTail(const StepScalars* scalars, const double* loss_partials, float* tail, int batch, cudaStream_t stream);

@@ -66,7 +66,8 @@ __global__ void Squares(const float* gradients, double* partials, int64_t size) 
   if (threadIdx.x == 0) partials[blockIdx.x] = sum;
 }
 
-__global__ void Verdict(const StepScalars* s, const double* partials, const double* loss_partials, StepRecord* record, int batch) {
+__global__ void Verdict(const StepScalars* s, const double* partials, const double* loss_partials, StepRecord* record, int batch,
+                        bool own_signals) {
   __shared__ double shared[32];
   double squares = 0, numerator = 0;
   for (int i = threadIdx.x; i < kNormParts; i += blockDim.x) squares += partials[i];
@@ -79,28 +80,14 @@ __global__ void Verdict(const StepScalars* s, const double* partials, const doub
   record->loss = numerator * s->loss_weight;
   record->grad_norm = sqrt(squares);
   record->lr = s->lr;
-  record->skipped = isfinite(record->loss) && isfinite(record->grad_norm) ? 0 : 1;
-  record->nan_in_row = record->skipped ? record->nan_in_row + 1 : 0;
+  const bool finite = isfinite(record->loss) && isfinite(record->grad_norm);
+  record->skipped = finite && !record->halted ? 0 : 1;
+  if (!record->halted) {
+    record->nan_in_row = finite ? 0 : record->nan_in_row + 1;
+    record->halted = s->nan_limit > 0 && record->nan_in_row >= s->nan_limit ? 1 : 0;
+  }
   record->updates += record->skipped ? 0 : 1;
-}
-
-// The high part of the numerator has 12 bits, so that its sum over ranks is exact.
-__global__ void Pack(const StepScalars* s, const double* loss_partials, float* tail, int batch) {
-  __shared__ double shared[32];
-  double numerator = 0;
-  for (int b = threadIdx.x; b < batch; b += blockDim.x) numerator += loss_partials[b];
-  numerator = BlockSum(numerator, shared);
-  if (threadIdx.x != 0) return;
-  const float high = __uint_as_float(__float_as_uint(float(numerator)) & ~0xFFFu);
-  tail[0] = high;
-  tail[1] = float(numerator - double(high));
-  tail[2] = s->signals & 1 ? 1.0f : 0.0f;
-  tail[3] = s->signals & 2 ? 1.0f : 0.0f;
-}
-
-__global__ void Unpack(const float* tail, double* loss_partials, StepRecord* record, int batch) {
-  for (int b = threadIdx.x; b < batch; b += blockDim.x) loss_partials[b] = b == 0 ? double(tail[0]) + double(tail[1]) : 0.0;
-  if (threadIdx.x == 0) record->signals = (tail[2] > 0 ? 1 : 0) | (tail[3] > 0 ? 2 : 0);
+  if (own_signals) record->signals = s->signals;
 }
 
 // torch.optim.AdamW's order of operations.
@@ -163,19 +150,9 @@ cudaError_t SumParts(const PartsSum* sums, int count, bool accumulate, cudaStrea
 }
 
 cudaError_t GradientNorm(const StepScalars* scalars, const float* gradients, double* partials, const double* loss_partials,
-                         StepRecord* record, int64_t size, int batch, cudaStream_t stream) {
+                         StepRecord* record, int64_t size, int batch, bool own_signals, cudaStream_t stream) {
   Squares<<<unsigned(kNormParts), 256, 0, stream>>>(gradients, partials, size);
-  Verdict<<<1, 1024, 0, stream>>>(scalars, partials, loss_partials, record, batch);
-  return cudaGetLastError();
-}
-
-cudaError_t PackTail(const StepScalars* scalars, const double* loss_partials, float* tail, int batch, cudaStream_t stream) {
-  Pack<<<1, 256, 0, stream>>>(scalars, loss_partials, tail, batch);
-  return cudaGetLastError();
-}
-
-cudaError_t UnpackTail(const float* tail, double* loss_partials, StepRecord* record, int batch, cudaStream_t stream) {
-  Unpack<<<1, 256, 0, stream>>>(tail, loss_partials, record, batch);
+  Verdict<<<1, 1024, 0, stream>>>(scalars, partials, loss_partials, record, batch, own_signals);
   return cudaGetLastError();
 }
 

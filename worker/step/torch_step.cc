@@ -2,6 +2,7 @@
 // All-reduce, norm, clipping and AdamW are outside the record and work on the flat buffers.
 #include <algorithm>
 #include <cmath>
+#include <deque>
 #include <utility>
 
 #include <ATen/ATen.h>
@@ -14,7 +15,6 @@
 #include "worker/model/initialize.h"
 #include "worker/optim/adamw.h"
 #include "worker/step/accelerator.h"
-#include "worker/step/numerics.h"
 #include "worker/step/staging.h"
 #include "worker/step/step.h"
 #include "worker/step/torch_status.h"
@@ -72,6 +72,8 @@ class TorchStep : public Step {
       step_ = state.step;
       updates_ = state.updates;
       nan_steps_in_row_ = state.nan_steps_in_row;
+      halted_ = false;
+      results_ready_.clear();
       return absl::OkStatus();
     });
   }
@@ -91,8 +93,7 @@ class TorchStep : public Step {
     return state;
   }
 
-  absl::StatusOr<StepResult> Run(absl::Span<const MicroBatch> micro_batches, int64_t real_samples, double lr,
-                                 StepSignals signals) override {
+  absl::Status Run(absl::Span<const MicroBatch> micro_batches, int64_t real_samples, double lr, StepSignals signals) override {
     StepResult result;
     RETURN_IF_ERROR(Inside(absl::StrCat("step ", step_ + 1), [&]() -> absl::Status {
       // A record adds to what is there, the first time too.
@@ -117,12 +118,25 @@ class TorchStep : public Step {
     const float* values = results_.const_data_ptr<float>();
     result.loss = values[kLoss];
     result.grad_norm = values[kTailSize];
-    result.skipped = !std::isfinite(values[kLoss]) || !std::isfinite(values[kTailSize]);
+    const bool finite = std::isfinite(values[kLoss]) && std::isfinite(values[kTailSize]);
+    result.skipped = halted_ || !finite;
     result.signals = {values[kStop] > 0, values[kCheckpoint] > 0};
-    ++step_;
+    result.step = ++step_;
     if (!result.skipped) ++updates_;
-    nan_steps_in_row_ = result.skipped ? nan_steps_in_row_ + 1 : 0;
-    RETURN_IF_ERROR(CheckNumerics(spec_, result, step_, nan_steps_in_row_, lr));
+    if (!halted_) {
+      nan_steps_in_row_ = finite ? 0 : nan_steps_in_row_ + 1;
+      halted_ = nan_steps_in_row_ >= NanLimit(spec_.step());
+    }
+    result.nan_in_row = nan_steps_in_row_;
+    result.halted = halted_;
+    results_ready_.push_back(result);
+    return absl::OkStatus();
+  }
+
+  absl::StatusOr<StepResult> Take() override {
+    if (results_ready_.empty()) return ErrorOf(v1::REASON_INTERNAL, "a result was asked for, but every step's was taken.");
+    const StepResult result = results_ready_.front();
+    results_ready_.pop_front();
     return result;
   }
 
@@ -216,7 +230,7 @@ class TorchStep : public Step {
   void Update(const at::Tensor& tail, const at::Tensor& norm, double lr) {
     const double clip = spec_.optimizer().clip_norm();
     const at::Tensor divisor = clip > 0 ? ((norm + 1e-6) / clip).clamp_min(1.0) : at::ones_like(norm);
-    const at::Tensor skip = at::isfinite(norm).logical_and(at::isfinite(tail[kLoss])).logical_not().to(at::kFloat);
+    const at::Tensor skip = halted_ ? at::ones_like(norm) : at::isfinite(norm).logical_and(at::isfinite(tail[kLoss])).logical_not().to(at::kFloat);
     adamw_.Update(updates_ + 1, lr, divisor, skip);
     weights_.RefreshComputeCopy();
   }
@@ -231,7 +245,8 @@ class TorchStep : public Step {
   AdamW adamw_;
   Staging staging_;
   at::Tensor results_;   // host: tail and norm
-  bool captured_ = false;
+  std::deque<StepResult> results_ready_;
+  bool captured_ = false, halted_ = false;
   int64_t step_ = 0, updates_ = 0, nan_steps_in_row_ = 0;
   std::string description_;
 };
