@@ -176,7 +176,6 @@ class Validator {
       Problem("step.sdpa_backend", backend + " needs a GPU; resources.device is cpu; use auto or math");
     }
     CheckFusedOnly();
-    CheckUnfinished();
     if (spec_.step().tf32() && spec_.resources().device() == "cpu") {
       Problem("step.tf32", "true needs a GPU; resources.device is cpu; set it to false");
     }
@@ -195,13 +194,6 @@ class Validator {
     if (step.reduce_dtype() == "bf16") Problem("step.reduce_dtype", "bf16" + only);
     if (step.checkpoint_stages_size() > 0) Problem("step.checkpoint_stages", "it" + only);
     if (step.checkpoint_decoder()) Problem("step.checkpoint_decoder", "true" + only);
-  }
-
-  void CheckUnfinished() {
-    const char* const later = " is not built yet; take the key out";
-    if (spec_.optimizer().name() == "muon") Problem("optimizer.name", std::string("muon") + later);
-    if (spec_.optimizer().layer_decay() < 1 && spec_.optimizer().has_layer_decay()) Problem("optimizer.layer_decay", std::string("it") + later);
-    if (spec_.optimizer().ema_decay() > 0) Problem("optimizer.ema_decay", std::string("it") + later);
   }
 
   const v1::JobSpec& spec_;

@@ -1,6 +1,8 @@
 #include "base/plan/plan.h"
 
 #include <algorithm>
+#include <cstring>
+#include <map>
 #include <optional>
 #include <utility>
 
@@ -538,33 +540,93 @@ class StepPlan {
     b_.Emit("gradient norm", GradientNorm{plan_.scalars, plan_.gradients, partials, plan_.loss_partials, plan_.record, size, batch_, plan_.ranks == 1},
             {plan_.scalars, plan_.gradients, plan_.loss_partials, plan_.record}, {partials, plan_.record});
     const v1::OptimizerSpec& o = spec_.optimizer();
+    if (o.layer_decay() < 1 && o.has_layer_decay()) scale_ = b_.Add("rate factors", {size / kParameterAlign}, DType::kF32, Arena::kPersistent);
     b_.Emit("adamw",
-            AdamW{plan_.scalars, plan_.master, plan_.gradients, plan_.moments, decay_, plan_.compute, plan_.record, size, o.beta1(),
+            AdamW{plan_.scalars, plan_.master, plan_.gradients, plan_.moments, decay_, scale_, plan_.compute, plan_.record, size, o.beta1(),
                   o.beta2(), o.eps(), o.weight_decay(), o.clip_norm()},
-            {plan_.scalars, plan_.master, plan_.gradients, plan_.moments, decay_, plan_.record},
+            {plan_.scalars, plan_.master, plan_.gradients, plan_.moments, decay_, scale_, plan_.record},
             {plan_.master, plan_.moments, plan_.compute});
+    if (o.name() == "muon") Muon();
+    if (plan_.num_moments > 2) {
+      b_.Emit("average of the weights", AverageWeights{plan_.record, plan_.master, plan_.moments, size, o.ema_decay()},
+              {plan_.record, plan_.master, plan_.moments}, {plan_.moments});
+    }
     b_.EmitSnapshot("snapshot", SnapshotState{plan_.master, plan_.moments, plan_.record, plan_.saved},
                     {plan_.master, plan_.moments, plan_.record}, {plan_.saved});
     EmitMark("update done", StepPhase::kOptimizer, plan_.master);
     b_.Emit("record", PublishRecord{plan_.record, plan_.ring}, {plan_.record}, {plan_.record, plan_.ring});
   }
 
- public:
-  // After the parameters have their places: a byte per kParameterAlign elements.
-  void AddDecayFlags() {
-    if (decay_ == kNone) return;
-    Constant constant{decay_, std::vector<uint8_t>(plan_.flat_size / kParameterAlign, 0)};
+  // Matrices of one shape together; what is needed on the way lies where the activations were.
+  void Muon() {
+    std::map<std::pair<int64_t, int64_t>, std::vector<int>> shapes;
     for (size_t p = 0; p < plan_.table.parameters.size(); ++p) {
       const Parameter& parameter = plan_.table.parameters[p];
-      if (!parameter.decay) continue;
-      const int64_t first = plan_.parameter_offset[p] / kParameterAlign;
-      const int64_t groups = (parameter.size + kParameterAlign - 1) / kParameterAlign;
-      std::fill_n(constant.bytes.begin() + first, groups, uint8_t{1});
+      if (parameter.matrix) shapes[{parameter.shape[0], parameter.shape[1]}].push_back(int(p));
     }
-    plan_.constants.push_back(std::move(constant));
+    for (const auto& [shape, matrices] : shapes) {
+      const auto [rows, cols] = shape;
+      const int64_t count = int64_t(matrices.size()), shorter = std::min(rows, cols), longer = std::max(rows, cols);
+      const std::string name = absl::StrCat("muon ", rows, "x", cols);
+      const TensorId places = b_.Add(name + " places", {count}, DType::kI64, Arena::kPersistent);
+      places_.push_back({places, matrices});
+      const v1::OptimizerSpec& o = spec_.optimizer();
+      const TensorId scratch = b_.Activation(name + " scratch", {count, kMuonParts}, DType::kF64);
+      TensorId x = b_.Activation(name + " x", {count, shorter, longer}, b_.compute());
+      b_.Emit(name + " momentum",
+              MuonMomentum{plan_.record, plan_.gradients, plan_.moments, places, x, scratch, count, rows, cols, o.muon_momentum(), o.clip_norm(),
+                           o.muon_nesterov()},
+              {plan_.record, plan_.gradients, plan_.moments, places}, {plan_.moments, x, scratch});
+      for (int round = 0; round < kMuonRounds; ++round) {
+        const std::string at = absl::StrCat(name, " round ", round);
+        const TensorId gram = b_.Activation(at + " gram", {count, shorter, shorter}, b_.compute());
+        b_.Emit(at + " gram", BatchedGemm{x, x, kNone, gram, count, shorter, shorter, longer, true, 1, 0}, {x}, {gram},
+                2.0 * double(count * shorter * shorter * longer));
+        const TensorId poly = b_.Activation(at + " polynomial", {count, shorter, shorter}, b_.compute());
+        b_.Emit(at + " polynomial", BatchedGemm{gram, gram, gram, poly, count, shorter, shorter, shorter, false, kMuonC, kMuonB}, {gram}, {poly},
+                2.0 * double(count * shorter * shorter * shorter));
+        const TensorId next = b_.Activation(at, {count, shorter, longer}, b_.compute());
+        b_.Emit(at, BatchedGemm{poly, x, x, next, count, shorter, longer, shorter, false, 1, kMuonA}, {poly, x}, {next},
+                2.0 * double(count * shorter * shorter * longer));
+        x = next;
+      }
+      b_.Emit(name + " update", MuonUpdate{plan_.scalars, plan_.record, x, places, scale_, plan_.master, plan_.compute, count, rows, cols, o.weight_decay()},
+              {plan_.scalars, plan_.record, x, places, scale_, plan_.master}, {plan_.master, plan_.compute});
+    }
+  }
+
+ public:
+  // After the parameters have their places: what the update knows of each kParameterAlign elements, and Muon of its matrices.
+  void AddUpdateTables() {
+    if (decay_ == kNone) return;
+    std::vector<uint8_t> groups(plan_.flat_size / kParameterAlign, kWithoutDecay);
+    std::vector<float> scales(groups.size(), 1.0f);
+    const v1::OptimizerSpec& o = spec_.optimizer();
+    for (size_t p = 0; p < plan_.table.parameters.size(); ++p) {
+      const Parameter& parameter = plan_.table.parameters[p];
+      const int64_t first = plan_.parameter_offset[p] / kParameterAlign;
+      const int64_t count = (parameter.size + kParameterAlign - 1) / kParameterAlign;
+      const bool muon = o.name() == "muon" && parameter.matrix;
+      std::fill_n(groups.begin() + first, count, muon ? kNotAdamW : parameter.decay ? kWithDecay : kWithoutDecay);
+      std::fill_n(scales.begin() + first, count, float(RateFactor(parameter.layer, plan_.table.num_layers, o)));
+    }
+    plan_.constants.push_back({decay_, std::move(groups)});
+    if (scale_ != kNone) AddConstant(scale_, scales);
+    for (const auto& [tensor, matrices] : places_) {
+      std::vector<int64_t> places;
+      for (int p : matrices) places.push_back(plan_.parameter_offset[p]);
+      AddConstant(tensor, places);
+    }
   }
 
  private:
+  template <typename V>
+  void AddConstant(TensorId tensor, const std::vector<V>& values) {
+    Constant constant{tensor, std::vector<uint8_t>(values.size() * sizeof(V))};
+    std::memcpy(constant.bytes.data(), values.data(), constant.bytes.size());
+    plan_.constants.push_back(std::move(constant));
+  }
+
   Plan& plan_;
   const Geometry& g_;
   const v1::JobSpec& spec_;
@@ -584,7 +646,8 @@ class StepPlan {
   std::string waiting_name_;
   std::string again_;                 // in the names of tensors that are computed once more
   TensorId decoder_out_ = kNone, decoded_ = kNone, decoder_mean_ = kNone, decoder_rstd_ = kNone, dpred_ = kNone;
-  TensorId pooled_ = kNone, head_in_ = kNone, d_encoder_ = kNone, decay_ = kNone;
+  TensorId pooled_ = kNone, head_in_ = kNone, d_encoder_ = kNone, decay_ = kNone, scale_ = kNone;
+  std::vector<std::pair<TensorId, std::vector<int>>> places_;   // of Muon's matrices, by index in the table
 };
 
 }  // namespace
@@ -629,10 +692,11 @@ absl::StatusOr<Plan> Plan::Make(const v1::JobSpec& spec, const PlanOptions& opti
   plan.batch = spec.step().batch_per_rank();
   plan.ranks = std::max(1, spec.resources().ranks());
   plan.reduce_bf16 = spec.step().reduce_dtype() == "bf16";
+  plan.num_moments = spec.optimizer().ema_decay() > 0 ? 3 : 2;
   plan.accumulate = spec.step().accumulation() > 1;
   StepPlan step(&plan, spec);
   step.Build();
-  step.AddDecayFlags();
+  step.AddUpdateTables();
   return plan;
 }
 

@@ -27,7 +27,7 @@ enum class Arena : uint8_t {
   kMaster,        // parameters at Plan::parameter_offset: the order in which backward finishes their gradients
   kCompute,       // their copy in T (only where T differs from the master's type), same order
   kGradients,     // same order, so that a bucket of the all-reduce is a slice that is ready early
-  kMoments,       // exp_avg, then exp_avg_sq, same order
+  kMoments,       // exp_avg, then exp_avg_sq, then the average of the parameters where one is kept; same order
   kActivations,   // lifetimes packed
   kStaging,       // two input slots filled by the copy stream, and the step's scalars
   kPersistent,    // what outlives a step: index tables, decay flags, update counter, metric record
@@ -50,7 +50,7 @@ struct TensorSpec {
   Arena arena;
   int64_t offset = 0;          // bytes into the arena
   int64_t bytes = 0;
-  int first = 0, last = 0;     // operations that write it first and read it last (activations)
+  int first = 0, last = 0;     // operations that write it first and read it last (activations); the update's count on from the passes'
 };
 
 // --- Operations. Every field named like a tensor is a TensorId. --------------------------------------------------
@@ -172,11 +172,34 @@ struct SnapshotState { TensorId master, moments, record, snapshot; };
 // with the verdict whether the step is skipped (either one not finite, or the run halted) and the counters that follow
 // from it. own_signals: the record's signals are this rank's.
 struct GradientNorm { TensorId scalars, gradients, partials, loss_partials, record; int64_t size, batch; bool own_signals; };
+// Muon, in the form of torch.optim.Muon with adjust_lr_fn match_rms_adamw, for `count` matrices [rows, cols] of one shape at
+// the places (elements, i64) in the flat buffers. The first half of `moments` is its momentum.
+//   m += (1 - momentum) (g - m), g the clipped gradient; u = m, or with nesterov g + momentum (m - g)
+//   x = u / max(|u|, 1e-7) in T, transposed where rows > cols; scratch: parts of |u|^2
+struct MuonMomentum {
+  TensorId record, gradients, moments, places, x, scratch;
+  int64_t count, rows, cols;
+  double momentum, clip_norm;
+  bool nesterov;
+};
+// d = alpha a op(b) + beta c of `count` products of one shape, row-major, contiguous: Newton-Schulz.
+struct BatchedGemm { TensorId a, b, c, d; int64_t count, m, n, k; bool trans_b; double alpha, beta; };
+// w = w (1 - lr weight_decay) - lr 0.2 sqrt(max(rows, cols)) x; lr times `scale` as AdamW's. A skipped step changes nothing.
+struct MuonUpdate {
+  TensorId scalars, record, x, places, scale, master, compute;
+  int64_t count, rows, cols;
+  double weight_decay;
+};
+
+// The average of the parameters behind the moments: a += (1 - decay) (w - a). A skipped step changes nothing.
+struct AverageWeights { TensorId record, master, moments; int64_t size; double decay; };
+
 // Decoupled AdamW (torch.optim.AdamW's order of operations) over the flat buffers. Clip factor min(1, clip / (norm +
 // 1e-6)), lr and the update count t = record.updates are device values; a skipped step changes nothing. `decay`: a
-// byte per kParameterAlign elements. Writes the compute copy too (kNone where T is the master's type).
+// DecayGroup per kParameterAlign elements; `scale`: as many factors of lr (kNone: 1). Writes the compute copy too (kNone
+// where T is the master's type).
 struct AdamW {
-  TensorId scalars, master, gradients, moments, decay, compute, record;
+  TensorId scalars, master, gradients, moments, decay, scale, compute, record;
   int64_t size;
   double beta1, beta2, eps, weight_decay, clip_norm;
 };
@@ -185,7 +208,8 @@ using OpArgs = std::variant<ConvertInput, DrawMask, PatchGather, Gemm, AddPositi
                             FusionGather, DecoderAssemble, MaeLoss, MeanTokens, Dropout, CrossEntropy, Cast, ColumnSum,
                             SumParts, LayerNormBackward, AttentionBackward, MaxPoolBackward, ResidualBackward, GeluBackward,
                             FusionGatherBackward, DecoderAssembleBackward, AddPositionBackward, MeanTokensBackward,
-                            DropoutBackward, PackTail, ReduceBucket, UnpackTail, Mark, PublishRecord, SnapshotState, GradientNorm, AdamW>;
+                            DropoutBackward, PackTail, ReduceBucket, UnpackTail, Mark, PublishRecord, SnapshotState, GradientNorm,
+                            MuonMomentum, BatchedGemm, MuonUpdate, AverageWeights, AdamW>;
 
 struct Op {
   OpArgs args;
@@ -230,6 +254,7 @@ struct Plan {
   int64_t batch = 0;                       // batch_per_rank
   int64_t ranks = 1;
   bool reduce_bf16 = false;                // step.reduce_dtype
+  int num_moments = 2;                     // flat buffers in kMoments
   bool accumulate = false;                 // gradients add to what is there: the executor clears them before a step
   std::vector<int64_t> parameter_offset;   // elements in the flat arenas, by index in the table
   int64_t flat_size = 0;                   // elements, padding included

@@ -63,7 +63,7 @@ void PlaceParameters(Plan* plan) {
     if (id == plan->tail) continue;
     if (t.arena != Arena::kMaster && t.arena != Arena::kGradients && t.arena != Arena::kCompute && t.arena != Arena::kMoments) continue;
     if (std::find(std::begin(whole), std::end(whole), id) != std::end(whole)) {
-      t.shape = {t.arena == Arena::kMoments ? 2 * plan->flat_size : plan->flat_size};
+      t.shape = {t.arena == Arena::kMoments ? plan->num_moments * plan->flat_size : plan->flat_size};
       t.bytes = t.shape[0] * SizeOf(t.dtype);
       const int64_t tail = t.arena == Arena::kGradients ? kGradientTail : 0;
       plan->arena_bytes[int(t.arena)] = t.bytes + tail * SizeOf(t.dtype);
@@ -138,14 +138,15 @@ void PlaceActivations(Plan* plan) {
     t.first = t.last = -1;
     if (t.arena == Arena::kActivations) ids.push_back(id);
   }
-  for (size_t i = 0; i < plan->forward_backward.size(); ++i) {
-    const Op& op = plan->forward_backward[i];
+  const int passes = int(plan->forward_backward.size());
+  for (int i = 0; i < passes + int(plan->update.size()); ++i) {
+    const Op& op = i < passes ? plan->forward_backward[i] : plan->update[i - passes];
     for (const auto* list : {&op.reads, &op.writes}) {
       for (TensorId id : *list) {
         TensorSpec& t = plan->tensors[id];
-        if (t.first < 0) t.first = int(i);
+        if (t.first < 0) t.first = i;
         // What runs beside the others needs its operands a while longer.
-        t.last = std::max(t.last, op.beside ? std::min(int(i) + kBeside, int(plan->forward_backward.size()) - 1) : int(i));
+        t.last = std::max(t.last, op.beside ? std::min(i + kBeside, passes - 1) : i);
       }
     }
   }

@@ -48,8 +48,10 @@ TEST(PlanTest, NoTwoLiveTensorsShareAByte) {
   ForRandomPlans([](const Plan& plan) {
     // Lifetimes counted here, not taken from the plan.
     std::vector<int> first(plan.tensors.size(), -1), last(plan.tensors.size(), -1);
-    for (int i = 0; i < int(plan.forward_backward.size()); ++i) {
-      for (const auto* list : {&plan.forward_backward[i].reads, &plan.forward_backward[i].writes}) {
+    std::vector<Op> ops = plan.forward_backward;
+    ops.insert(ops.end(), plan.update.begin(), plan.update.end());
+    for (int i = 0; i < int(ops.size()); ++i) {
+      for (const auto* list : {&ops[i].reads, &ops[i].writes}) {
         for (TensorId id : *list) {
           if (first[id] < 0) first[id] = i;
           last[id] = i;

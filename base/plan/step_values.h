@@ -49,6 +49,13 @@ struct RecordSlot {
 };
 inline constexpr int64_t kRecordSlots = 64;
 
+// How AdamW treats a group of elements: not at all (Muon's), with weight decay or without.
+enum DecayGroup : uint8_t { kWithoutDecay = 0, kWithDecay = 1, kNotAdamW = 2 };
+// Muon: parts of a matrix's squared norm, Newton-Schulz's coefficients and number of rounds.
+inline constexpr int64_t kMuonParts = 64;
+inline constexpr int kMuonRounds = 5;
+inline constexpr double kMuonA = 3.4445, kMuonB = -4.7750, kMuonC = 2.0315, kMuonEpsilon = 1e-7, kMuonScale = 0.2;
+
 // Parts that a two-step sum over rows has at most: as many blocks as fill a card twice.
 inline constexpr int64_t kReduceParts = 256;
 // Parts of a sum over so many rows; part p takes rows [p * chunk, (p + 1) * chunk), chunk the rows a part rounded up.

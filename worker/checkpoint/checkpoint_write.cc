@@ -89,7 +89,8 @@ absl::StatusOr<v1::CheckpointInfo> CheckpointFolder::Write(const CheckpointConte
   RETURN_IF_ERROR(CheckFinite(table, state.parameters, "the weight"));
   RETURN_IF_ERROR(CheckFinite(table, state.exp_avg, "the first moment"));
   RETURN_IF_ERROR(CheckFinite(table, state.exp_avg_sq, "the second moment"));
-  const int64_t needed = 3 * table.num_elements * int64_t(sizeof(float)) + kOverheadBytes;
+  if (!state.ema.empty()) RETURN_IF_ERROR(CheckFinite(table, state.ema, "the average of the weight"));
+  const int64_t needed = (state.ema.empty() ? 3 : 4) * table.num_elements * int64_t(sizeof(float)) + kOverheadBytes;
   const auto free = FreeBytes(folder_);
   if (free.ok() && *free < needed) {
     return WriteFailed(absl::ResourceExhaustedError("no space left on the device"), folder_, state.step, needed);
@@ -127,8 +128,9 @@ absl::Status CheckpointFolder::WriteFiles(const std::string& temporary, const Ch
                    WriteSafetensors(JoinPath(temporary, kModelFile), Views(table, state.parameters, ""), metadata));
   Stage("write optimizer");
   std::vector<TensorView> moments = Views(table, state.exp_avg, ".exp_avg");
-  const std::vector<TensorView> squares = Views(table, state.exp_avg_sq, ".exp_avg_sq");
-  moments.insert(moments.end(), squares.begin(), squares.end());
+  auto add = [&](const std::vector<TensorView>& views) { moments.insert(moments.end(), views.begin(), views.end()); };
+  add(Views(table, state.exp_avg_sq, ".exp_avg_sq"));
+  if (!state.ema.empty()) add(Views(table, state.ema, ".ema"));
   ASSIGN_OR_RETURN(manifest.files[kOptimizerFile].sha256, WriteSafetensors(JoinPath(temporary, kOptimizerFile), moments, metadata));
   Stage("write state");
   const std::string state_text = StateToText(contents, spec);
@@ -233,13 +235,17 @@ absl::StatusOr<std::string> ExportModel(const std::string& run_folder, const Tra
   RETURN_IF_ERROR(CheckFinite(table, state.parameters, "the weight"));
   const std::string folder = JoinPath(run_folder, "exported");
   const std::string path = JoinPath(folder, kModelFile), temporary = path + ".writing";
-  const int64_t needed = table.num_elements * int64_t(sizeof(float)) + kOverheadBytes;
+  const std::pair<std::string, const std::vector<float>*> files[] = {{JoinPath(folder, kAverageFile), &state.ema}, {path, &state.parameters}};
+  const int64_t needed = (state.ema.empty() ? 1 : 2) * table.num_elements * int64_t(sizeof(float)) + kOverheadBytes;
   const auto write = [&]() -> absl::Status {
     RETURN_IF_ERROR(MakeFolders(folder));
     const std::map<std::string, std::string> metadata = {
         {"format", "pt"}, {"hierad.step", absl::StrCat(state.step)}, {"hierad.task", spec.model().task()}};
-    RETURN_IF_ERROR(WriteSafetensors(temporary, Views(table, state.parameters, ""), metadata).status());
-    if (rename(temporary.c_str(), path.c_str()) != 0) return ErrnoStatus(errno, "cannot put in place", path);
+    for (const auto& [file, flat] : files) {
+      if (flat->empty()) continue;
+      RETURN_IF_ERROR(WriteSafetensors(temporary, Views(table, *flat, ""), metadata).status());
+      if (rename(temporary.c_str(), file.c_str()) != 0) return ErrnoStatus(errno, "cannot put in place", file);
+    }
     return SyncFolder(folder);
   };
   if (const absl::Status status = write(); !status.ok()) {

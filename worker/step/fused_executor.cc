@@ -30,8 +30,8 @@ absl::StatusOr<std::unique_ptr<FusedExecutor>> FusedExecutor::Make(Plan plan, co
     std::memcpy(executor->addresses_.At(constant.tensor), constant.bytes.data(), constant.bytes.size());
   }
   if (!options.poison) return executor;
-  executor->begins_.resize(p.forward_backward.size());
-  executor->ends_.resize(p.forward_backward.size());
+  executor->begins_.resize(p.forward_backward.size() + p.update.size());
+  executor->ends_.resize(executor->begins_.size());
   for (TensorId id = 0; id < TensorId(p.tensors.size()); ++id) {
     const TensorSpec& tensor = p.tensors[id];
     if (tensor.arena != Arena::kActivations || tensor.first < 0) continue;
@@ -114,8 +114,11 @@ absl::Status FusedExecutor::RunReductions() {
 }
 
 absl::Status FusedExecutor::RunUpdate() {
-  for (const Op& op : plan_.update) {
-    if (absl::Status status = Run(op); !status.ok()) return status;
+  const int passes = int(plan_.forward_backward.size());
+  for (int i = 0; i < int(plan_.update.size()); ++i) {
+    if (options_.poison) Poison(passes + i, /*before=*/true);
+    if (absl::Status status = Run(plan_.update[i]); !status.ok()) return status;
+    if (options_.poison) Poison(passes + i, /*before=*/false);
   }
   return absl::OkStatus();
 }

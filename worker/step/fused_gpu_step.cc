@@ -116,7 +116,7 @@ class SavedState : public StateSnapshot {
   absl::StatusOr<TrainState> Read() override {
     const Plan& plan = arenas_.plan;
     const int64_t size = plan.tensors[plan.saved].bytes;
-    std::vector<float> buffers(3 * plan.flat_size);
+    std::vector<float> buffers((1 + plan.num_moments) * plan.flat_size);
     StepRecord record;
     const int64_t record_at = int64_t(buffers.size() * sizeof(float));
     for (int64_t at = 0; at < size;) {
@@ -182,15 +182,12 @@ class FusedGpuStep : public Step {
   absl::Status Load(const TrainState& state) override {
     RETURN_IF_ERROR(CheckState(state, table_));
     RETURN_IF_ERROR(Synchronize());
-    auto* moments = Get<float>(plan().moments);
     std::vector<float> flat(plan().flat_size, 0.0f);
-    auto upload = [&](const std::vector<float>& from, float* to) {
-      ToPlanOrder(plan(), from.data(), flat.data());
-      return CudaStatus(cudaMemcpy(to, flat.data(), flat.size() * sizeof(float), cudaMemcpyHostToDevice), "copying a state to the GPU");
-    };
-    RETURN_IF_ERROR(upload(state.parameters, Get<float>(plan().master)));
-    RETURN_IF_ERROR(upload(state.exp_avg, moments));
-    RETURN_IF_ERROR(upload(state.exp_avg_sq, moments + plan().flat_size));
+    const auto buffers = BuffersOf(plan(), state);
+    for (size_t i = 0; i < buffers.size(); ++i) {
+      ToPlanOrder(plan(), buffers[i]->data(), flat.data());
+      RETURN_IF_ERROR(CudaStatus(cudaMemcpy(Buffer(i), flat.data(), flat.size() * sizeof(float), cudaMemcpyHostToDevice), "copying a state to the GPU"));
+    }
     RETURN_IF_ERROR(RefreshComputeCopyOnGpu(arenas_->addresses, stream_));
     RETURN_IF_ERROR(Synchronize());
     prefetched_.reset(), next_.reset();
@@ -208,18 +205,14 @@ class FusedGpuStep : public Step {
   absl::StatusOr<TrainState> Save() override {
     RETURN_IF_ERROR(Synchronize());
     ASSIGN_OR_RETURN(const StepRecord record, ReadRecord());
-    TrainState state{record.step, record.updates, record.nan_in_row, {}, {}, {}};
+    TrainState state{record.step, record.updates, record.nan_in_row, {}, {}, {}, {}};
     std::vector<float> flat(plan().flat_size);
-    auto download = [&](const float* from, std::vector<float>* to) {
-      RETURN_IF_ERROR(CudaStatus(cudaMemcpy(flat.data(), from, flat.size() * sizeof(float), cudaMemcpyDeviceToHost), "copying the state from the GPU"));
-      to->assign(table_.flat_size, 0.0f);
-      FromPlanOrder(plan(), flat.data(), to->data());
-      return absl::OkStatus();
-    };
-    const auto* moments = Get<float>(plan().moments);
-    RETURN_IF_ERROR(download(Get<float>(plan().master), &state.parameters));
-    RETURN_IF_ERROR(download(moments, &state.exp_avg));
-    RETURN_IF_ERROR(download(moments + plan().flat_size, &state.exp_avg_sq));
+    const auto buffers = BuffersOf(plan(), &state);
+    for (size_t i = 0; i < buffers.size(); ++i) {
+      RETURN_IF_ERROR(CudaStatus(cudaMemcpy(flat.data(), Buffer(i), flat.size() * sizeof(float), cudaMemcpyDeviceToHost), "copying the state from the GPU"));
+      buffers[i]->assign(table_.flat_size, 0.0f);
+      FromPlanOrder(plan(), flat.data(), buffers[i]->data());
+    }
     return state;
   }
 
@@ -503,6 +496,10 @@ class FusedGpuStep : public Step {
            std::equal(prefetched_->ids.begin(), prefetched_->ids.end(), batch.visit_ids_B);
   }
 
+  // Of BuffersOf.
+  float* Buffer(size_t i) const {
+    return i == 0 ? Get<float>(plan().master) : Get<float>(plan().moments) + int64_t(i - 1) * plan().flat_size;
+  }
   absl::StatusOr<std::vector<float>> Parameters() {
     RETURN_IF_ERROR(Synchronize());
     std::vector<float> flat(plan().flat_size), by_table(table_.flat_size, 0.0f);

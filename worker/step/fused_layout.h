@@ -71,10 +71,23 @@ inline StepResult ResultOf(const StepRecord& r) {
   return result;
 }
 
-// A snapshot's three buffers and its record, in plan order, as a state.
+// The state's buffers in the order in which a plan holds them: the master's, then the moments'.
+inline std::vector<std::vector<float>*> BuffersOf(const Plan& plan, TrainState* state) {
+  std::vector<std::vector<float>*> buffers{&state->parameters, &state->exp_avg, &state->exp_avg_sq};
+  if (plan.num_moments > 2) buffers.push_back(&state->ema);
+  return buffers;
+}
+// The same to load from; an average that the state does not have begins as the parameters.
+inline std::vector<const std::vector<float>*> BuffersOf(const Plan& plan, const TrainState& state) {
+  std::vector<const std::vector<float>*> buffers{&state.parameters, &state.exp_avg, &state.exp_avg_sq};
+  if (plan.num_moments > 2) buffers.push_back(state.ema.empty() ? &state.parameters : &state.ema);
+  return buffers;
+}
+
+// A snapshot's buffers, one behind the other in plan order, and its record, as a state.
 inline TrainState StateOf(const Plan& plan, const float* buffers, const StepRecord& record) {
-  TrainState state{record.step, record.updates, record.nan_in_row, {}, {}, {}};
-  for (std::vector<float>* buffer : {&state.parameters, &state.exp_avg, &state.exp_avg_sq}) {
+  TrainState state{record.step, record.updates, record.nan_in_row, {}, {}, {}, {}};
+  for (std::vector<float>* buffer : BuffersOf(plan, &state)) {
     buffer->assign(plan.table.flat_size, 0.0f);
     FromPlanOrder(plan, buffers, buffer->data());
     buffers += plan.flat_size;

@@ -25,6 +25,12 @@ class GpuOps {
     if (context_.tune) return context_.gemm->Tune(shape, at_.At(o.a), at_.At(o.b), at_.At(o.c), bias, stream_);
     return context_.gemm->Run(shape, at_.At(o.a), at_.At(o.b), at_.At(o.c), bias, stream_, context_.lane);
   }
+  absl::Status operator()(const BatchedGemm& o) const {
+    constexpr bool kNarrow = sizeof(T) != sizeof(float);
+    const k::GemmShape shape{o.m, o.n, o.k, false, o.trans_b, false, false, kNarrow, false, !kNarrow && context_.tf32,
+                             o.count, float(o.alpha), float(o.beta)};
+    return context_.gemm->Run(shape, at_.At(o.a), at_.At(o.b), at_.At(o.d), nullptr, stream_, context_.lane, at_.At(o.c));
+  }
   absl::Status operator()(const ReduceBucket& o) const {
     if (context_.communicator == nullptr) return ErrorOf(v1::REASON_INTERNAL, "a plan of several ranks runs without a communicator.");
     if (o.staging != kNone) {
@@ -189,7 +195,18 @@ class GpuOps {
   }
   cudaError_t Launch(const AdamW& o) const {
     return k::AdamW(Scalars(o.scalars), at_.Get<StepRecord>(o.record), {o.beta1, o.beta2, o.eps, o.weight_decay, o.clip_norm}, Real(o.master),
-                    Real(o.gradients), Real(o.moments), Bytes(o.decay), Narrow(o.compute), o.size, stream_);
+                    Real(o.gradients), Real(o.moments), Bytes(o.decay), Real(o.scale), Narrow(o.compute), o.size, stream_);
+  }
+  cudaError_t Launch(const AverageWeights& o) const {
+    return k::AverageWeights(at_.Get<StepRecord>(o.record), o.decay, Real(o.master), Real(o.moments) + 2 * o.size, o.size, stream_);
+  }
+  cudaError_t Launch(const MuonMomentum& o) const {
+    return k::MuonMomentum(at_.Get<StepRecord>(o.record), {int(o.count), int(o.rows), int(o.cols)}, o.momentum, o.clip_norm, o.nesterov,
+                           Real(o.gradients), Real(o.moments), Ids(o.places), Narrow(o.x), Doubles(o.scratch), stream_);
+  }
+  cudaError_t Launch(const MuonUpdate& o) const {
+    return k::MuonUpdate(Scalars(o.scalars), at_.Get<StepRecord>(o.record), {int(o.count), int(o.rows), int(o.cols)}, o.weight_decay,
+                         Narrow(o.x), Ids(o.places), Real(o.scale), Real(o.master), Narrow(o.compute), stream_);
   }
 
   // The copy in T of a master parameter.

@@ -29,7 +29,7 @@ class SavedState : public StateSnapshot {
   absl::StatusOr<TrainState> Read() override {
     const Plan& plan = executor_.plan();
     StepRecord record;
-    std::memcpy(&record, executor_.Get<char>(plan.saved) + 3 * plan.flat_size * int64_t(sizeof(float)), sizeof record);
+    std::memcpy(&record, executor_.Get<char>(plan.saved) + (1 + plan.num_moments) * plan.flat_size * int64_t(sizeof(float)), sizeof record);
     return StateOf(plan, executor_.Get<float>(plan.saved), record);
   }
 
@@ -56,10 +56,8 @@ class FusedCpuStep : public Step {
   absl::Status Load(const TrainState& state) override {
     RETURN_IF_ERROR(CheckState(state, table_));
     const Plan& plan = executor_->plan();
-    auto* moments = executor_->Get<float>(plan.moments);
-    ToPlanOrder(plan, state.parameters.data(), executor_->Get<float>(plan.master));
-    ToPlanOrder(plan, state.exp_avg.data(), moments);
-    ToPlanOrder(plan, state.exp_avg_sq.data(), moments + plan.flat_size);
+    const auto buffers = BuffersOf(plan, state);
+    for (size_t i = 0; i < buffers.size(); ++i) ToPlanOrder(plan, buffers[i]->data(), Buffer(i));
     RefreshComputeCopyOnCpu(executor_->addresses());
     StepRecord fresh{};
     fresh.step = state.step;
@@ -74,11 +72,12 @@ class FusedCpuStep : public Step {
 
   absl::StatusOr<TrainState> Save() override {
     const Plan& plan = executor_->plan();
-    TrainState state{record().step, record().updates, record().nan_in_row, Parameters(), {}, {}};
-    const auto* moments = executor_->Get<float>(plan.moments);
-    for (std::vector<float>* buffer : {&state.exp_avg, &state.exp_avg_sq}) buffer->assign(table_.flat_size, 0.0f);
-    FromPlanOrder(plan, moments, state.exp_avg.data());
-    FromPlanOrder(plan, moments + plan.flat_size, state.exp_avg_sq.data());
+    TrainState state{record().step, record().updates, record().nan_in_row, {}, {}, {}, {}};
+    const auto buffers = BuffersOf(plan, &state);
+    for (size_t i = 0; i < buffers.size(); ++i) {
+      buffers[i]->assign(table_.flat_size, 0.0f);
+      FromPlanOrder(plan, Buffer(i), buffers[i]->data());
+    }
     return state;
   }
   absl::StatusOr<uint64_t> ParameterHash() override { return HashOf(Parameters()); }
@@ -170,6 +169,11 @@ class FusedCpuStep : public Step {
   StepScalars& scalars() { return *executor_->Get<StepScalars>(executor_->plan().scalars); }
   StepRecord& record() { return *executor_->Get<StepRecord>(executor_->plan().record); }
 
+  // Of BuffersOf.
+  float* Buffer(size_t i) {
+    const Plan& plan = executor_->plan();
+    return i == 0 ? executor_->Get<float>(plan.master) : executor_->Get<float>(plan.moments) + int64_t(i - 1) * plan.flat_size;
+  }
   std::vector<float> Parameters() {
     std::vector<float> flat(table_.flat_size);
     FromPlanOrder(executor_->plan(), executor_->Get<float>(executor_->plan().master), flat.data());

@@ -174,6 +174,44 @@ TEST(FusedStepTest, TrainsAsTheTorchStep) {
   }
 }
 
+TEST(FusedStepTest, TrainsAsTheTorchStepWithMuonAndLayerDecay) {
+  RandomJobs jobs(91);
+  for (int i = 0; i < 8; ++i) {
+    v1::JobSpec job = Steady(jobs.Next());
+    job.mutable_optimizer()->set_name(i % 4 == 3 ? "adamw" : "muon");
+    job.mutable_optimizer()->set_layer_decay(i % 2 == 0 ? 1.0 : 0.6);
+    job.mutable_optimizer()->set_ema_decay(i % 3 == 0 ? 0.0 : 0.7);
+    SCOPED_TRACE(absl::StrCat("job ", i, ": ", job.ShortDebugString()));
+    Pair pair = MakePair(job);
+    for (int s = 0; s < 3; ++s) {
+      std::vector<Samples> samples;
+      std::vector<MicroBatch> batches;
+      for (int m = 0; m < job.step().accumulation(); ++m) samples.push_back(MakeSamples(job, job.step().batch_per_rank(), uint32_t(1000 + 10 * s + m)));
+      for (const Samples& one : samples) batches.push_back(one.batch);
+      const int64_t real = int64_t(batches.size()) * job.step().batch_per_rank();
+      const auto ours = pair.fused->RunAndTake(batches, real, 1e-3, {}), theirs = pair.torch->RunAndTake(batches, real, 1e-3, {});
+      ASSERT_TRUE(ours.ok() && theirs.ok()) << ours.status() << theirs.status();
+      EXPECT_NEAR(ours->loss, theirs->loss, 10 * kTolerance * theirs->loss);
+    }
+    const auto ours = pair.fused->Save(), theirs = pair.torch->Save();
+    EXPECT_LE(Difference(ours->parameters, theirs->parameters), 10 * kTolerance);
+    EXPECT_LE(Difference(ours->exp_avg, theirs->exp_avg), 10 * kTolerance);
+    ASSERT_EQ(ours->ema.size(), i % 3 == 0 ? 0 : ours->parameters.size());
+    ASSERT_EQ(theirs->ema.size(), ours->ema.size());
+    if (ours->ema.empty()) continue;
+    EXPECT_LE(Difference(ours->ema, theirs->ema), kTolerance);
+    EXPECT_NE(ours->ema, ours->parameters);
+    // Kept by a state, snapshots included; a state without one begins anew.
+    EXPECT_EQ((*(*pair.fused->Snapshot())->Read()).ema, ours->ema);
+    ASSERT_TRUE(pair.fused->Load(*ours).ok());
+    EXPECT_EQ(pair.fused->Save()->ema, ours->ema);
+    TrainState without = *ours;
+    without.ema.clear();
+    ASSERT_TRUE(pair.fused->Load(without).ok());
+    EXPECT_EQ(pair.fused->Save()->ema, ours->parameters);
+  }
+}
+
 TEST(FusedStepTest, EvaluatesAndGivesFeaturesAsTheTorchStep) {
   RandomJobs jobs(97);
   for (int i = 0; i < 25; ++i) {

@@ -27,6 +27,7 @@ struct TrainState {
   int64_t updates = 0;           // AdamW's t: updates made (skipped ones do not count)
   int64_t nan_steps_in_row = 0;
   std::vector<float> parameters, exp_avg, exp_avg_sq;   // flat_size each
+  std::vector<float> ema;        // average of the parameters (optimizer.ema_decay); empty: none
 };
 
 // Raised by any rank, seen by all at the same step: they ride in the gradients' all-reduce.

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <deque>
+#include <optional>
 #include <utility>
 
 #include <ATen/ATen.h>
@@ -14,6 +15,7 @@
 #include "worker/model/hiera.h"
 #include "worker/model/initialize.h"
 #include "worker/optim/adamw.h"
+#include "worker/optim/muon.h"
 #include "worker/step/accelerator.h"
 #include "worker/step/staging.h"
 #include "worker/step/step.h"
@@ -39,6 +41,11 @@ class TorchStep : public Step {
         adamw_(table, spec_.optimizer(), weights_.parameters, weights_.gradients),
         staging_(geometry, spec_, *accelerator_),
         results_(accelerator_->HostBuffer({kTailSize + 1}, at::kFloat)) {
+    if (spec_.optimizer().ema_decay() > 0) ema_ = at::zeros({table.flat_size}, adamw_.exp_avg.options());
+    if (spec_.optimizer().name() == "muon") {
+      muon_.emplace(table, spec_.optimizer(), weights_.parameters, weights_.gradients, adamw_.exp_avg,
+                    spec_.step().precision() == "bf16" ? at::kBFloat16 : at::kFloat);
+    }
     description_ = absl::StrCat(spec_.step().mode(), " on ", accelerator_->name(),
                                 options.cuda ? "" : absl::StrCat(", ", options.threads, " threads"), ", ",
                                 spec_.step().precision(), ", attention ", mode == Mode::kEager ? "math (5-D)" : attention);
@@ -67,6 +74,7 @@ class TorchStep : public Step {
       copy(weights_.parameters, state.parameters);
       copy(adamw_.exp_avg, state.exp_avg);
       copy(adamw_.exp_avg_sq, state.exp_avg_sq);
+      if (ema_.defined()) copy(ema_, state.ema.empty() ? state.parameters : state.ema);
       weights_.RefreshComputeCopy();
       accelerator_->Synchronize();
       step_ = state.step;
@@ -79,7 +87,7 @@ class TorchStep : public Step {
   }
 
   absl::StatusOr<TrainState> Save() override {
-    TrainState state{step_, updates_, nan_steps_in_row_, {}, {}, {}};
+    TrainState state{step_, updates_, nan_steps_in_row_, {}, {}, {}, {}};
     RETURN_IF_ERROR(Inside("saving the state", [&] {
       auto copy = [&](std::vector<float>* to, const at::Tensor& from) {
         to->resize(table_.flat_size);
@@ -88,6 +96,7 @@ class TorchStep : public Step {
       copy(&state.parameters, weights_.parameters);
       copy(&state.exp_avg, adamw_.exp_avg);
       copy(&state.exp_avg_sq, adamw_.exp_avg_sq);
+      if (ema_.defined()) copy(&state.ema, ema_);
       return absl::OkStatus();
     }));
     return state;
@@ -232,6 +241,11 @@ class TorchStep : public Step {
     const at::Tensor divisor = clip > 0 ? ((norm + 1e-6) / clip).clamp_min(1.0) : at::ones_like(norm);
     const at::Tensor skip = halted_ ? at::ones_like(norm) : at::isfinite(norm).logical_and(at::isfinite(tail[kLoss])).logical_not().to(at::kFloat);
     adamw_.Update(updates_ + 1, lr, divisor, skip);
+    if (muon_.has_value()) muon_->Update(lr, divisor, skip);
+    if (ema_.defined()) {
+      const at::Tensor averaged = at::lerp(ema_, weights_.parameters.narrow(0, 0, table_.flat_size), 1 - spec_.optimizer().ema_decay());
+      ema_.copy_(at::where(skip.to(at::kBool), ema_, averaged));
+    }
     weights_.RefreshComputeCopy();
   }
 
@@ -243,6 +257,8 @@ class TorchStep : public Step {
   Weights weights_;
   Hiera model_;
   AdamW adamw_;
+  at::Tensor ema_;             // undefined: none is kept
+  std::optional<Muon> muon_;   // its momentum is AdamW's exp_avg
   Staging staging_;
   at::Tensor results_;   // host: tail and norm
   std::deque<StepResult> results_ready_;

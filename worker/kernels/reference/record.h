@@ -50,10 +50,11 @@ inline void PublishRecord(StepRecord* record, RecordSlot* ring) {
 }
 
 template <typename S>
-void SnapshotState(const S* master, const S* moments, const StepRecord& record, int64_t size, char* snapshot) {
-  std::memcpy(snapshot, master, size * sizeof(S));
-  std::memcpy(snapshot + size * sizeof(S), moments, 2 * size * sizeof(S));
-  std::memcpy(snapshot + 3 * size * sizeof(S), &record, sizeof record);
+void SnapshotState(const S* master, const S* moments, const StepRecord& record, int64_t size, int num_moments, char* snapshot) {
+  const int64_t bytes = size * int64_t(sizeof(S));
+  std::memcpy(snapshot, master, bytes);
+  std::memcpy(snapshot + bytes, moments, num_moments * bytes);
+  std::memcpy(snapshot + (1 + num_moments) * bytes, &record, sizeof record);
 }
 
 }  // namespace hierad::reference
