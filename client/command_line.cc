@@ -99,7 +99,9 @@ void AddSubmission(CLI::App& app, Flags* f) {
   CLI::App* plan = Command(app, "plan", "What a job needs and costs: memory, work, the fastest possible step, the largest batch");
   AddFile(plan, &f->plan);
   plan->add_option("--card", f->plan.card, "The floor is this card's")->type_name("NAME")->capture_default_str();
-  plan->add_option("--fit,--memory", f->plan.fit, "Tell the largest batch that fits in so much memory, such as 80GiB; default: the card's")
+  plan->add_option("--memory", f->plan.memory, "Tell the largest batch that fits in so much memory, such as 80GiB; default: the card's")
+      ->type_name("SIZE");
+  plan->add_option("--fit", f->plan.fit, "Say what fits into so much memory: which stages to checkpoint, which batches (80GiB)")
       ->type_name("SIZE");
   plan->add_option("--samples", f->plan.samples, "Samples of the data set, for steps and time of an epoch (known for data.source synthetic)")
       ->type_name("N")->check(CLI::Range(int64_t{1}, int64_t{1000000000000}));

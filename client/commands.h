@@ -29,7 +29,8 @@ struct PlanCommandOptions {
   std::string file;
   std::vector<std::string> set;
   std::string card = "H200";
-  std::string fit;                   // a size such as 80GiB; empty: the card's memory
+  std::string memory;                // a size such as 80GiB; empty: the card's memory
+  std::string fit;                   // the same; empty: not asked what fits
   int64_t samples = 0;               // 0: as the job says, if it does
 };
 int PlanJob(const PlanCommandOptions& options, const Context& context);

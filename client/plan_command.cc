@@ -23,15 +23,16 @@ absl::StatusOr<double> ParseGib(const std::string& text) {
   for (const auto& known : kUnits) {
     if (unit == known.name && end != text.c_str() && std::isfinite(number) && number > 0) return number * known.gib;
   }
-  return absl::InvalidArgumentError("--fit " + Printable(text, 40) + " is no amount of memory; give one such as 80GiB, 81920MiB or 80GB");
+  return absl::InvalidArgumentError(Printable(text, 40) + " is no amount of memory; give one such as 80GiB, 81920MiB or 80GB");
 }
 
 }  // namespace
 
 int PlanJob(const PlanCommandOptions& options, const Context& context) {
   PlanReportOptions wanted{.card = options.card, .memory_gib = 0, .samples = options.samples};
-  if (!options.fit.empty()) {
-    const auto gib = ParseGib(options.fit);
+  wanted.fit = !options.fit.empty();
+  if (const std::string& amount = wanted.fit ? options.fit : options.memory; !amount.empty()) {
+    const auto gib = ParseGib(amount);
     if (!gib.ok()) return Fail(gib.status(), context);
     wanted.memory_gib = *gib;
   }

@@ -7,6 +7,7 @@
 #include <chrono>
 #include <deque>
 #include <functional>
+#include <future>
 #include <memory>
 #include <optional>
 #include <string>
@@ -51,6 +52,7 @@ struct TrainerParts {
   std::chrono::milliseconds rendezvous_timeout{180'000};
   std::chrono::milliseconds folder_timeout{20'000};    // for a former attempt to let go of the run folder
   CommunicatorOptions communicator;    // its limits
+  CheckpointFolder::StageHook checkpoint_stage;        // CheckpointFolder's
   StepWatch::Limits watch;
   // Ends the process: called from the watch's thread, does not return.
   std::function<void(v1::Reason, const std::string&)> give_up;
@@ -79,23 +81,32 @@ class Trainer {
   absl::Status OpenRun(int64_t first_step);
   absl::StatusOr<TrainEnd> Train();
 
-  // One optimizer step and all that follows it.
+  // One optimizer step and all that follows it. A step is given, and its result taken some steps later (Step::records_behind):
+  // on every rank the same number of steps, so that all act on a result at the same step.
   absl::StatusOr<After> TrainStep();
-  absl::StatusOr<StepResult> RunStep(v1::StepMetrics* metrics);
+  absl::Status GiveStep();
+  absl::Status TakeResults(int still_under_way);
+  absl::Status TakeResult();
   StepSignals Signals();
   absl::Status HearRankZero();
-  absl::Status CountNonFinite(const StepResult& result, double lr);
+  absl::Status CheckNumerics(const StepResult& result, double lr);
+  absl::Status VerifyRanks();
   // True: abandoned, because a stop is wanted.
   absl::StatusOr<bool> Evaluate();
   absl::Status EvaluateBatch(Loader* loader, DoublePair* sum);
   void TakeMetrics(const v1::StepMetrics& metrics);
-  absl::Status SaveIfDue(bool asked);
-  absl::Status Save(bool retain);
+  // A checkpoint: a snapshot between two steps, and once the results up to it are in metrics.jsonl, a thread that writes it.
+  absl::Status SaveIfDue();
+  absl::Status TakeSnapshot(bool retain);
+  std::function<absl::StatusOr<v1::CheckpointInfo>()> WritingOfSnapshot();
+  absl::Status EndSave(bool wait);
+  absl::Status TakeWritten(const absl::StatusOr<v1::CheckpointInfo>& written);
+  absl::Status SaveNow(bool halted);
   absl::Status Finish();
   TrainEnd Stopped() const;
 
   bool StopWanted() const;
-  bool EvaluationDue() const;
+  bool EvaluationAfter(int64_t step) const;
   void Phase(v1::Phase phase);
   void Activity(const std::string& activity);
   void Report();
@@ -122,11 +133,22 @@ class Trainer {
 
   // Kept by checkpoints.
   ChannelStatistics statistics_;
-  int64_t done_ = 0;               // optimizer steps
-  int64_t nan_in_row_ = 0;
-  std::optional<double> eval_loss_;    // at step done_
+  int64_t done_ = 0;               // optimizer steps whose results are taken
+  std::optional<double> eval_loss_;    // at step given_
   bool has_best_ = false;
   double best_eval_loss_ = 0;
+
+  int64_t given_ = 0;              // optimizer steps given to the step
+  struct Given {
+    std::chrono::nanoseconds began;
+    double data_wait_s;
+    v1::StepMetrics metrics;       // as far as it is known before
+  };
+  std::deque<Given> under_way_;    // steps done_ + 1 to given_
+  std::chrono::nanoseconds taken_at_{0};
+  std::optional<v1::StepMetrics> evaluated_;   // of a step whose evaluation is to come
+  bool stop_agreed_ = false, checkpoint_agreed_ = false;
+  bool wishes_raised_ = false, wishes_agreed_ = false;   // the checkpoint signal: given by this rank 0, come back in a result
 
   int64_t first_done_ = 0;         // at the start of this attempt
   int64_t saved_ = -1;             // newest step saved
@@ -142,6 +164,20 @@ class Trainer {
 
   std::atomic<int64_t> watched_step_{0};
   std::unique_ptr<StepWatch> watch_;   // CUDA
+
+  struct Saving {
+    int64_t step;
+    bool retain;
+    std::chrono::nanoseconds began;
+    std::shared_ptr<StateSnapshot> snapshot;
+    CheckpointContents contents;       // but for the state
+    bool forget_nan = false;
+  };
+  std::optional<Saving> snapshot_;     // its results are still to come
+  int64_t writing_step_ = 0;
+  std::chrono::nanoseconds writing_began_{0};
+  // Last: its end waits for the thread, which uses the members above.
+  std::future<absl::StatusOr<v1::CheckpointInfo>> writing_;
 };
 
 }  // namespace hierad

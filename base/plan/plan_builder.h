@@ -35,6 +35,7 @@ class PlanBuilder {
   void Enter(Part part, bool backward) { part_ = part, backward_ = backward; }
   // kNone among reads or writes is left out. `flops` beyond data movement.
   void Emit(std::string name, OpArgs args, std::vector<TensorId> reads, std::vector<TensorId> writes, double flops = 0);
+  void EmitSnapshot(std::string name, OpArgs args, std::vector<TensorId> reads, std::vector<TensorId> writes);
   // As Emit, with Op::beside.
   void EmitBeside(std::string name, OpArgs args, std::vector<TensorId> reads, std::vector<TensorId> writes, double flops = 0);
 
@@ -62,6 +63,7 @@ class PlanBuilder {
  private:
   TensorId ParameterTensor(const std::string& name, std::map<std::string, TensorId>* known, DType dtype, Arena arena,
                            const char* prefix);
+  Op MakeOp(std::string name, OpArgs args, std::vector<TensorId> reads, std::vector<TensorId> writes, double flops) const;
 
   Plan& plan_;
   const DType compute_, real_;   // T, and the type of statistics and of the residual stream

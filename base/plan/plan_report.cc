@@ -2,10 +2,12 @@
 
 #include <algorithm>
 #include <cstdio>
+#include <optional>
 
 #include "absl/strings/ascii.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
+#include "absl/strings/str_join.h"
 #include "base/status.h"
 #include "nlohmann/json.hpp"
 
@@ -30,6 +32,8 @@ const char* NameOf(Arena arena) {
     case Arena::kActivations: return "activations";
     case Arena::kStaging: return "staging";
     case Arena::kPersistent: return "persistent";
+    case Arena::kSnapshot: return "snapshot";
+    case Arena::kRecords: return "records";
   }
   return "";
 }
@@ -47,6 +51,7 @@ const char* NameOf(Part part) {
     case Part::kHeads: return "heads";
     case Part::kDecoder: return "decoder";
     case Part::kLoss: return "loss";
+    case Part::kCommunication: return "communication";
     case Part::kOptimizer: return "optimizer";
   }
   return "";
@@ -102,6 +107,53 @@ absl::StatusOr<int64_t> LargestBatch(const v1::JobSpec& spec, double bytes) {
     ASSIGN_OR_RETURN(const Plan plan, MakePlan(spec, batch));
     (double(PeakBytes(plan, spec)) <= bytes ? fits : too_large) = batch;
     if (fits == kMostBatch) break;
+  }
+  return fits;
+}
+
+v1::JobSpec WithCheckpointed(v1::JobSpec spec, uint32_t which) {
+  v1::StepSpec& step = *spec.mutable_step();
+  step.clear_checkpoint_stages();
+  step.set_checkpoint_decoder((which & 1) != 0);
+  for (int stage = 1; which >> stage != 0; ++stage) {
+    if ((which >> stage & 1) != 0) step.add_checkpoint_stages(stage);
+  }
+  return spec;
+}
+
+double FlopsOf(const Plan& plan) {
+  double flops = 0;
+  for (const Op& op : plan.forward_backward) flops += op.flops;
+  return flops;
+}
+
+absl::StatusOr<PlanReport::Fit> FitOf(const v1::JobSpec& spec, int64_t batch, double plain_flops_a_sample) {
+  ASSIGN_OR_RETURN(const Plan plan, MakePlan(spec, batch));
+  const auto& stages = spec.step().checkpoint_stages();
+  return PlanReport::Fit{batch, {stages.begin(), stages.end()}, spec.step().checkpoint_decoder(), plan.TotalBytes(),
+                         FlopsOf(plan) / double(batch) / plain_flops_a_sample};
+}
+
+absl::StatusOr<std::vector<PlanReport::Fit>> Fits(const v1::JobSpec& spec, double bytes) {
+  const int64_t batch = spec.step().batch_per_rank();
+  ASSIGN_OR_RETURN(const Plan plain, MakePlan(WithCheckpointed(spec, 0), batch));
+  const double flops = FlopsOf(plain) / double(batch);
+  const bool decoder = plain.geometry.spec.task() == "mae";
+  const uint32_t ways = uint32_t{2} << plain.geometry.spec.stages_size();   // bit 0: the decoder
+  std::optional<PlanReport::Fit> best;
+  for (uint32_t which = 0; which < ways; ++which) {
+    if (!decoder && (which & 1) != 0) continue;
+    ASSIGN_OR_RETURN(PlanReport::Fit fit, FitOf(WithCheckpointed(spec, which), batch, flops));
+    if (double(fit.peak_device_bytes) <= bytes && (!best.has_value() || fit.flops_ratio < best->flops_ratio)) best = std::move(fit);
+  }
+  std::vector<PlanReport::Fit> fits;
+  if (best.has_value()) fits.push_back(*std::move(best));
+  for (uint32_t which : {uint32_t{0}, decoder ? ways - 1 : ways - 2}) {
+    const v1::JobSpec way = WithCheckpointed(spec, which);
+    ASSIGN_OR_RETURN(const int64_t largest, LargestBatch(way, bytes));
+    if (largest == 0) continue;
+    ASSIGN_OR_RETURN(PlanReport::Fit fit, FitOf(way, largest, flops));
+    fits.push_back(std::move(fit));
   }
   return fits;
 }
@@ -188,7 +240,7 @@ absl::StatusOr<PlanReport> ReportPlan(const v1::JobSpec& spec, const PlanReportO
   report.ranks = spec.resources().ranks();
   report.accumulation = spec.step().accumulation();
   report.parameters = plan.table.num_elements;
-  for (int arena = 0; arena < kNumArenas; ++arena) report.arena_bytes.push_back({NameOf(Arena(arena)), plan.arena_bytes[arena]});
+  for (int arena = 0; arena < int(Arena::kRecords); ++arena) report.arena_bytes.push_back({NameOf(Arena(arena)), plan.arena_bytes[arena]});
   report.peak_device_bytes = PeakBytes(plan, spec);
   report.workspace_bytes = WorkspaceBytes(spec);
   report.context_bytes = ContextBytes(spec);
@@ -201,6 +253,10 @@ absl::StatusOr<PlanReport> ReportPlan(const v1::JobSpec& spec, const PlanReportO
   report.predicted_step_ms = PredictedMs(report);
   report.memory_gib = options.memory_gib > 0 ? options.memory_gib : double(card.memory_bytes) / kGib;
   ASSIGN_OR_RETURN(report.largest_batch, LargestBatch(spec, report.memory_gib * kGib));
+  if (options.fit) {
+    ASSIGN_OR_RETURN(report.fits, Fits(spec, report.memory_gib * kGib));
+    report.fit_asked = true;
+  }
   CountEpoch(spec, options.samples, &report);
   return report;
 }
@@ -236,6 +292,12 @@ std::string PlanReport::Json() const {
   json["steps_per_epoch"] = steps_per_epoch;
   json["epoch_floor_s"] = epoch_floor_s;
   json["predicted_epoch_s"] = predicted_epoch_s;
+  if (fit_asked) json["fits"] = nlohmann::ordered_json::array();
+  for (const Fit& fit : fits) {
+    json["fits"].push_back({{"batch_per_rank", fit.batch_per_rank}, {"checkpoint_stages", fit.checkpoint_stages},
+                            {"checkpoint_decoder", fit.checkpoint_decoder}, {"peak_device_bytes", fit.peak_device_bytes},
+                            {"flops_ratio", fit.flops_ratio}});
+  }
   return json.dump(2) + "\n";
 }
 
@@ -266,6 +328,13 @@ std::string PlanReport::Table() const {
   absl::StrAppendFormat(&text, "Predicted step: %.1f ms, %.0f samples/s.\n", predicted_step_ms, double(batch_per_rank * ranks * accumulation) / predicted_step_ms * 1e3);
   if (steps_per_epoch > 0) absl::StrAppendFormat(&text, "An epoch has %d steps: about %.1f s, at least %.1f s.\n", steps_per_epoch, predicted_epoch_s, epoch_floor_s);
   absl::StrAppendFormat(&text, "Largest batch per rank in %.1f GiB: %d.\n", memory_gib, largest_batch);
+  if (fit_asked) absl::StrAppendFormat(&text, "What fits in %.1f GiB (in step.mode fused):\n", memory_gib);
+  if (fit_asked && fits.empty()) absl::StrAppend(&text, "  not even one sample\n");
+  for (const Fit& fit : fits) {
+    absl::StrAppendFormat(&text, "  batch_per_rank: %d, checkpoint_stages: [%s], checkpoint_decoder: %s: %s, work of a sample x %.2f\n", fit.batch_per_rank,
+                          absl::StrJoin(fit.checkpoint_stages, ", "), fit.checkpoint_decoder ? "true" : "false",
+                          Amount(double(fit.peak_device_bytes), kGib, "GiB"), fit.flops_ratio);
+  }
   return text;
 }
 

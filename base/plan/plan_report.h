@@ -27,6 +27,7 @@ struct PlanReportOptions {
   std::string card = "H200";
   double memory_gib = 0;   // for the largest batch; 0: the card's
   int64_t samples = 0;     // of the data set, where the job does not tell it (it does for data.source synthetic)
+  bool fit = false;        // look for what fits into memory_gib: PlanReport::fits
 };
 
 // What a CUDA process takes beside its arenas before it trains: context, kernels' code, the libraries' handles.
@@ -61,6 +62,18 @@ struct PlanReport {
   double predicted_step_ms = 0;
   int64_t steps_per_epoch = 0;         // 0: the number of samples is not known
   double epoch_floor_s = 0, predicted_epoch_s = 0;
+
+  // With PlanReportOptions::fit: of the job's own batch, what to compute again with the least work added (absent where nothing
+  // helps); then the largest batch with nothing and with everything computed again.
+  struct Fit {
+    int64_t batch_per_rank = 0;
+    std::vector<int> checkpoint_stages;
+    bool checkpoint_decoder = false;
+    int64_t peak_device_bytes = 0;
+    double flops_ratio = 1;            // of a sample, to nothing computed again
+  };
+  bool fit_asked = false;
+  std::vector<Fit> fits;               // JSON: only where asked for
 
   std::string Json() const;            // one object, ends with a newline
   std::string Table() const;

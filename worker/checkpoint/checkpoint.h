@@ -1,7 +1,7 @@
 // A checkpoint: a folder `checkpoints/step-NNNNNNNNN/` that is either whole or not there. It is written as a temporary
 // folder, every file fsynced, the manifest (sizes and SHA-256 of the others) last, then renamed and the parent synced.
 //   model.safetensors      parameters by FAIR's names, fp32
-//   optimizer.safetensors  exp_avg and exp_avg_sq as "<name>.exp_avg", "<name>.exp_avg_sq"
+//   optimizer.safetensors  exp_avg and exp_avg_sq as "<name>.exp_avg", "<name>.exp_avg_sq"; "<name>.ema" where there is one
 //   state.json             step, updates, position, seed, job: no mode, no memory layout, no world size dependence
 //   manifest.json
 #pragma once
@@ -79,7 +79,8 @@ absl::StatusOr<v1::JobSpec> JobOfCheckpoint(const std::string& path);
 // `metadata`.
 absl::Status WriteModel(const std::string& path, const std::vector<TensorView>& tensors, int64_t step,
                         std::map<std::string, std::string> metadata);
-// `run_folder`/exported/model.safetensors: the parameters alone, by FAIR's names; replaced as a whole. Returns its path.
+// `run_folder`/exported/model.safetensors: the parameters alone, by FAIR's names; replaced as a whole. Returns its path. Their
+// average, where there is one, lies beside it as model_ema.safetensors.
 absl::StatusOr<std::string> ExportModel(const std::string& run_folder, const TrainState& state, const ParameterTable& table,
                                         const v1::JobSpec& spec);
 

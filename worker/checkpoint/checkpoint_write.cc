@@ -99,8 +99,9 @@ absl::StatusOr<v1::CheckpointInfo> CheckpointFolder::Write(const CheckpointConte
   RETURN_IF_ERROR(CheckFinite(table, state.parameters, "the weight"));
   RETURN_IF_ERROR(CheckFinite(table, state.exp_avg, "the first moment"));
   RETURN_IF_ERROR(CheckFinite(table, state.exp_avg_sq, "the second moment"));
+  if (!state.ema.empty()) RETURN_IF_ERROR(CheckFinite(table, state.ema, "the average of the weight"));
   const std::string what = absl::StrCat("the checkpoint of step ", state.step);
-  const int64_t needed = 3 * table.num_elements * int64_t(sizeof(float)) + kOverheadBytes;
+  const int64_t needed = (state.ema.empty() ? 3 : 4) * table.num_elements * int64_t(sizeof(float)) + kOverheadBytes;
   const auto free = FreeBytes(folder_);
   if (free.ok() && *free < needed) {
     return WriteFailed(absl::ResourceExhaustedError("no space left on the device"), what, folder_, needed);
@@ -138,8 +139,9 @@ absl::Status CheckpointFolder::WriteFiles(const std::string& temporary, const Ch
                    WriteSafetensors(JoinPath(temporary, kModelFile), Views(table, state.parameters, ""), metadata));
   RETURN_IF_ERROR(Stage("write optimizer"));
   std::vector<TensorView> moments = Views(table, state.exp_avg, ".exp_avg");
-  const std::vector<TensorView> squares = Views(table, state.exp_avg_sq, ".exp_avg_sq");
-  moments.insert(moments.end(), squares.begin(), squares.end());
+  auto add = [&](const std::vector<TensorView>& views) { moments.insert(moments.end(), views.begin(), views.end()); };
+  add(Views(table, state.exp_avg_sq, ".exp_avg_sq"));
+  if (!state.ema.empty()) add(Views(table, state.ema, ".ema"));
   ASSIGN_OR_RETURN(manifest.files[kOptimizerFile].sha256, WriteSafetensors(JoinPath(temporary, kOptimizerFile), moments, metadata));
   RETURN_IF_ERROR(Stage("write state"));
   const std::string state_text = StateToText(contents, spec);
@@ -267,7 +269,9 @@ absl::StatusOr<std::string> ExportModel(const std::string& run_folder, const Tra
   const std::string folder = JoinPath(run_folder, "exported");
   const std::string path = JoinPath(folder, kModelFile);
   RETURN_IF_ERROR(MakeFolders(folder));
-  RETURN_IF_ERROR(WriteModel(path, Views(table, state.parameters, ""), state.step, {{"hierad.task", spec.model().task()}}));
+  const std::map<std::string, std::string> metadata = {{"hierad.task", spec.model().task()}};
+  if (!state.ema.empty()) RETURN_IF_ERROR(WriteModel(JoinPath(folder, kAverageFile), Views(table, state.ema, ""), state.step, metadata));
+  RETURN_IF_ERROR(WriteModel(path, Views(table, state.parameters, ""), state.step, metadata));
   return path;
 }
 

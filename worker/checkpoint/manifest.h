@@ -13,6 +13,7 @@
 namespace hierad {
 
 inline constexpr char kModelFile[] = "model.safetensors";
+inline constexpr char kAverageFile[] = "model_ema.safetensors";   // of an export
 inline constexpr char kOptimizerFile[] = "optimizer.safetensors";
 inline constexpr char kStateFile[] = "state.json";
 inline constexpr char kManifestFile[] = "manifest.json";

@@ -24,6 +24,8 @@ class Communicator {
   // data[i] = sum over ranks, the same bits on every rank. Pointers are host memory for the CPU communicator and device
   // memory for NCCL, where the call is enqueued on `stream` (a cudaStream_t; ignored on CPU) and returns at once.
   virtual absl::Status AllReduceSum(float* data, int64_t count, void* stream) = 0;
+  // The same for bf16, as bit patterns. On a CPU the addends are exact and the sum is rounded once.
+  virtual absl::Status AllReduceSumBF16(uint16_t* data, int64_t count, void* stream);
   // `data` of rank `root` to all.
   virtual absl::Status Broadcast(void* data, int64_t bytes, int root, void* stream) = 0;
   // Returns when every rank has entered (host-side, also with NCCL).

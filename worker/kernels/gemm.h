@@ -20,6 +20,9 @@ namespace hierad::kernels {
 struct GemmShape {
   int64_t m, n, k;
   bool trans_a, trans_b, accumulate, bias, bf16, wide_out, tf32;
+  // `batch` products of contiguous operands; alpha, and beta of an addend of c's type (not with accumulate).
+  int64_t batch = 1;
+  float alpha = 1, beta = 0;
   std::string Key() const;
 };
 
@@ -31,7 +34,8 @@ class GemmLibrary {
   ~GemmLibrary();
 
   // bias: of c's type. Prepares the shape when it is new (not while capturing). Streams that run at once take different lanes.
-  absl::Status Run(const GemmShape& shape, const void* a, const void* b, void* c, const void* bias, cudaStream_t stream, int lane = 0);
+  absl::Status Run(const GemmShape& shape, const void* a, const void* b, void* c, const void* bias, cudaStream_t stream, int lane = 0,
+                   const void* addend = nullptr);
   // Times the library's candidates on these operands (c is overwritten) and keeps the fastest.
   absl::Status Tune(const GemmShape& shape, const void* a, const void* b, void* c, const void* bias, cudaStream_t stream);
 
@@ -44,7 +48,8 @@ class GemmLibrary {
   struct Prepared;
   GemmLibrary() = default;
   absl::StatusOr<Prepared*> Prepare(const GemmShape& shape);
-  absl::Status Launch(const Prepared& p, const void* a, const void* b, void* c, const void* bias, cudaStream_t stream, int lane) const;
+  absl::Status Launch(const Prepared& p, const void* a, const void* b, void* c, const void* bias, cudaStream_t stream, int lane,
+                      const void* addend = nullptr) const;
 
   void* handle_ = nullptr;   // cublasLtHandle_t
   char* workspace_ = nullptr;   // kLanes times workspace_bytes_

@@ -2,6 +2,8 @@
 // All-reduce, norm, clipping and AdamW are outside the record and work on the flat buffers.
 #include <algorithm>
 #include <cmath>
+#include <deque>
+#include <optional>
 #include <utility>
 
 #include <ATen/ATen.h>
@@ -13,8 +15,8 @@
 #include "worker/model/hiera.h"
 #include "worker/model/initialize.h"
 #include "worker/optim/adamw.h"
+#include "worker/optim/muon.h"
 #include "worker/step/accelerator.h"
-#include "worker/step/numerics.h"
 #include "worker/step/staging.h"
 #include "worker/step/step.h"
 #include "worker/step/torch_status.h"
@@ -39,6 +41,11 @@ class TorchStep : public Step {
         adamw_(table, spec_.optimizer(), weights_.parameters, weights_.gradients),
         staging_(geometry, spec_, *accelerator_),
         results_(accelerator_->HostBuffer({kTailSize + 1}, at::kFloat)) {
+    if (spec_.optimizer().ema_decay() > 0) ema_ = at::zeros({table.flat_size}, adamw_.exp_avg.options());
+    if (spec_.optimizer().name() == "muon") {
+      muon_.emplace(table, spec_.optimizer(), weights_.parameters, weights_.gradients, adamw_.exp_avg,
+                    spec_.step().precision() == "bf16" ? at::kBFloat16 : at::kFloat);
+    }
     description_ = absl::StrCat(spec_.step().mode(), " on ", accelerator_->name(),
                                 options.cuda ? "" : absl::StrCat(", ", options.threads, " threads"), ", ",
                                 spec_.step().precision(), ", attention ", mode == Mode::kEager ? "math (5-D)" : attention);
@@ -67,17 +74,20 @@ class TorchStep : public Step {
       copy(weights_.parameters, state.parameters);
       copy(adamw_.exp_avg, state.exp_avg);
       copy(adamw_.exp_avg_sq, state.exp_avg_sq);
+      if (ema_.defined()) copy(ema_, state.ema.empty() ? state.parameters : state.ema);
       weights_.RefreshComputeCopy();
       accelerator_->Synchronize();
       step_ = state.step;
       updates_ = state.updates;
       nan_steps_in_row_ = state.nan_steps_in_row;
+      halted_ = false;
+      results_ready_.clear();
       return absl::OkStatus();
     });
   }
 
   absl::StatusOr<TrainState> Save() override {
-    TrainState state{step_, updates_, nan_steps_in_row_, {}, {}, {}};
+    TrainState state{step_, updates_, nan_steps_in_row_, {}, {}, {}, {}};
     RETURN_IF_ERROR(Inside("saving the state", [&] {
       auto copy = [&](std::vector<float>* to, const at::Tensor& from) {
         to->resize(table_.flat_size);
@@ -86,13 +96,13 @@ class TorchStep : public Step {
       copy(&state.parameters, weights_.parameters);
       copy(&state.exp_avg, adamw_.exp_avg);
       copy(&state.exp_avg_sq, adamw_.exp_avg_sq);
+      if (ema_.defined()) copy(&state.ema, ema_);
       return absl::OkStatus();
     }));
     return state;
   }
 
-  absl::StatusOr<StepResult> Run(absl::Span<const MicroBatch> micro_batches, int64_t real_samples, double lr,
-                                 StepSignals signals) override {
+  absl::Status Run(absl::Span<const MicroBatch> micro_batches, int64_t real_samples, double lr, StepSignals signals) override {
     StepResult result;
     RETURN_IF_ERROR(Inside(absl::StrCat("step ", step_ + 1), [&]() -> absl::Status {
       // A record adds to what is there, the first time too.
@@ -117,12 +127,25 @@ class TorchStep : public Step {
     const float* values = results_.const_data_ptr<float>();
     result.loss = values[kLoss];
     result.grad_norm = values[kTailSize];
-    result.skipped = !std::isfinite(values[kLoss]) || !std::isfinite(values[kTailSize]);
+    const bool finite = std::isfinite(values[kLoss]) && std::isfinite(values[kTailSize]);
+    result.skipped = halted_ || !finite;
     result.signals = {values[kStop] > 0, values[kCheckpoint] > 0};
-    ++step_;
+    result.step = ++step_;
     if (!result.skipped) ++updates_;
-    nan_steps_in_row_ = result.skipped ? nan_steps_in_row_ + 1 : 0;
-    RETURN_IF_ERROR(CheckNumerics(spec_, result, step_, nan_steps_in_row_, lr));
+    if (!halted_) {
+      nan_steps_in_row_ = finite ? 0 : nan_steps_in_row_ + 1;
+      halted_ = nan_steps_in_row_ >= NanLimit(spec_.step());
+    }
+    result.nan_in_row = nan_steps_in_row_;
+    result.halted = halted_;
+    results_ready_.push_back(result);
+    return absl::OkStatus();
+  }
+
+  absl::StatusOr<StepResult> Take() override {
+    if (results_ready_.empty()) return ErrorOf(v1::REASON_INTERNAL, "a result was asked for, but every step's was taken.");
+    const StepResult result = results_ready_.front();
+    results_ready_.pop_front();
     return result;
   }
 
@@ -216,8 +239,13 @@ class TorchStep : public Step {
   void Update(const at::Tensor& tail, const at::Tensor& norm, double lr) {
     const double clip = spec_.optimizer().clip_norm();
     const at::Tensor divisor = clip > 0 ? ((norm + 1e-6) / clip).clamp_min(1.0) : at::ones_like(norm);
-    const at::Tensor skip = at::isfinite(norm).logical_and(at::isfinite(tail[kLoss])).logical_not().to(at::kFloat);
+    const at::Tensor skip = halted_ ? at::ones_like(norm) : at::isfinite(norm).logical_and(at::isfinite(tail[kLoss])).logical_not().to(at::kFloat);
     adamw_.Update(updates_ + 1, lr, divisor, skip);
+    if (muon_.has_value()) muon_->Update(lr, divisor, skip);
+    if (ema_.defined()) {
+      const at::Tensor averaged = at::lerp(ema_, weights_.parameters.narrow(0, 0, table_.flat_size), 1 - spec_.optimizer().ema_decay());
+      ema_.copy_(at::where(skip.to(at::kBool), ema_, averaged));
+    }
     weights_.RefreshComputeCopy();
   }
 
@@ -229,9 +257,12 @@ class TorchStep : public Step {
   Weights weights_;
   Hiera model_;
   AdamW adamw_;
+  at::Tensor ema_;             // undefined: none is kept
+  std::optional<Muon> muon_;   // its momentum is AdamW's exp_avg
   Staging staging_;
   at::Tensor results_;   // host: tail and norm
-  bool captured_ = false;
+  std::deque<StepResult> results_ready_;
+  bool captured_ = false, halted_ = false;
   int64_t step_ = 0, updates_ = 0, nan_steps_in_row_ = 0;
   std::string description_;
 };
