@@ -1,5 +1,6 @@
 #include "worker/trainer.h"
 
+#include <algorithm>
 #include <cerrno>
 #include <cmath>
 #include <fcntl.h>
@@ -16,6 +17,8 @@
 #include "base/fs.h"
 #include "base/job_validate.h"
 #include "base/status.h"
+#include "worker/data/image_dataset.h"
+#include "worker/metrics/picture.h"
 #include "worker/optim/schedule.h"
 #include "worker/resume.h"
 
@@ -25,6 +28,7 @@ namespace {
 constexpr size_t kRecentMetrics = 4096;          // sent once more after a resume: hierad may lack them
 constexpr int kSaveTries = 5;                    // failures in a row that end the attempt; 1, 2, 4, 8 s apart
 constexpr std::chrono::seconds kSpeedWindow{10};
+constexpr std::chrono::seconds kMemoryEvery{1};
 constexpr std::chrono::milliseconds kLockRetry{100};
 constexpr int kEvaluationBatchesPerLook = 32;    // between two looks for a stop
 
@@ -191,6 +195,11 @@ absl::Status Trainer::OpenRun(int64_t first_step) {
     std::vector<v1::StepMetrics> recent;
     ASSIGN_OR_RETURN(metrics_, MetricsFile::Open(options_.run_folder, first_step, kRecentMetrics, &recent));
     for (const v1::StepMetrics& metrics : recent) session_->AddMetrics(metrics);
+    if (spec_.output().tensorboard()) {
+      auto events = EventFile::Open(options_.run_folder, first_step);
+      if (events.ok()) events_ = *std::move(events);
+      else Events(events.status());
+    }
   }
   Report();
   return absl::OkStatus();
@@ -285,10 +294,33 @@ absl::StatusOr<StepResult> Trainer::RunStep(v1::StepMetrics* metrics) {
   metrics->set_samples(samples);
   metrics->set_step_s(Seconds(Now() - begin));
   metrics->set_data_wait_s(loader_->data_wait_s() - waited_before);
+  metrics->set_forward_s(result.forward_s);
+  metrics->set_backward_s(result.backward_s);
+  metrics->set_comm_s(result.comm_s);
+  metrics->set_optimizer_s(result.optimizer_s);
   metrics->set_skipped(result.skipped);
   metrics->set_time_ms(Clock::System().UnixMs());
   WatchSpeed(samples);
+  int64_t own = 0;
+  for (const MicroBatch& batch : batches) own += batch.real;
+  AddTotals(*metrics, own);
   return result;
+}
+
+void Trainer::AddTotals(const v1::StepMetrics& metrics, int64_t own_samples) {
+  totals_.set_step_count(totals_.step_count() + 1);
+  totals_.set_samples(totals_.samples() + own_samples);
+  totals_.set_step_s(totals_.step_s() + metrics.step_s());
+  totals_.set_data_wait_s(totals_.data_wait_s() + metrics.data_wait_s());
+  totals_.set_forward_s(totals_.forward_s() + metrics.forward_s());
+  totals_.set_backward_s(totals_.backward_s() + metrics.backward_s());
+  totals_.set_comm_s(totals_.comm_s() + metrics.comm_s());
+  totals_.set_optimizer_s(totals_.optimizer_s() + metrics.optimizer_s());
+  // A CPU step reads a file of the kernel's for it: now and then will do.
+  if (totals_.step_count() == 1 || Now() - memory_asked_at_ >= kMemoryEvery) {
+    memory_asked_at_ = Now();
+    totals_.set_memory_bytes(step_->peak_memory_bytes());
+  }
 }
 
 // Checkpoints are asked for by rank 0 alone: two ranks that heard of one request at different steps would save twice.
@@ -378,8 +410,67 @@ void Trainer::TakeMetrics(const v1::StepMetrics& metrics) {
     // What is not written is kept; if it lasts, the next checkpoint fails on it.
     if (absl::Status status = metrics_->Append(metrics); !status.ok()) spdlog::warn("{}", std::string(status.message()));
     session_->AddMetrics(metrics);
+    if (events_) Events(events_->Add(metrics));
+    if (PicturesDue()) DrawPictures();
   }
   Report();
+}
+
+void Trainer::Events(const absl::Status& status) {
+  if (status.ok()) return;
+  spdlog::warn("no more TensorBoard events from this attempt: {}", std::string(status.message()));
+  events_.reset();
+}
+
+bool Trainer::PicturesDue() const {
+  const int64_t every = spec_.output().pictures_every_epochs();
+  if (every == 0 || geometry_->spec.task() != "mae" || geometry_->dims > 2 || spec_.step().mode() == "fused") return false;
+  return done_ % (length_.steps_per_epoch * every) == 0 || done_ == length_.total_steps;
+}
+
+// The first samples of the held-out set, or of the training set, in their deterministic form: always the same ones under
+// the same masks, so that pictures of two steps can be compared. What fails here never ends a run.
+void Trainer::DrawPictures() {
+  const auto draw = [this]() -> absl::Status {
+    Activity(absl::StrCat("the pictures of step ", done_));
+    const Dataset& data = eval_dataset_ ? *eval_dataset_ : *dataset_;
+    const int rows = spec_.step().batch_per_rank();
+    MicroBatch batch;
+    batch.real = int32_t(std::min<int64_t>({kPictureSamples, rows, data.count()}));
+    int64_t elements = spec_.model().in_chans();
+    for (const int64_t extent : geometry_->input_size) elements *= extent;
+    std::vector<float> x(size_t(rows * elements), 0.0f);
+    std::vector<int64_t> labels(size_t(rows), -1);
+    std::vector<uint64_t> ids(size_t(rows), 0);
+    for (int64_t row = 0; row < batch.real; ++row) {
+      ids[size_t(row)] = uint64_t(row);
+      RETURN_IF_ERROR(data.Read({uint64_t(row), uint64_t(row), spec_.seed(), 0, /*augment=*/false}, x.data() + row * elements));
+    }
+    batch.x_BCS = x.data();
+    batch.labels_B = labels.data();
+    batch.visit_ids_B = ids.data();
+    ASSIGN_OR_RETURN(const Reconstruction r, step_->Reconstruct(batch));
+    const auto& d = spec_.data();
+    std::vector<double> mean, spread;
+    if (d.source() == "images") {
+      ImageStatistics(d, int(r.channels), &mean, &spread);
+    } else {   // from the least value, black, to the largest
+      const auto [low, high] = std::minmax_element(r.input.begin(), r.input.end());
+      const double range = *high > *low ? double(*high) - double(*low) : 1;
+      mean = {-double(*low) / range};
+      spread = {1 / range};
+    }
+    const Picture picture = geometry_->dims == 2 ? DrawImages(r, mean, spread) : DrawSignals(r);
+    ASSIGN_OR_RETURN(const std::string png, EncodePng(picture));
+    const std::string folder = JoinPath(options_.run_folder, "pictures");
+    RETURN_IF_ERROR(MakeFolders(folder));
+    RETURN_IF_ERROR(WriteFileAtomic(JoinPath(folder, absl::StrFormat("step-%09d.png", done_)), png));
+    ASSIGN_OR_RETURN(const std::vector<std::string> names, ListFolder(folder));
+    for (size_t i = 0; i + kPicturesKept < names.size(); ++i) RETURN_IF_ERROR(RemoveTree(JoinPath(folder, names[i])));
+    if (events_) Events(events_->AddPicture(done_, "reconstruction", picture.width, picture.height, png));
+    return absl::OkStatus();
+  };
+  if (const absl::Status drawn = draw(); !drawn.ok()) spdlog::warn("no pictures of step {}: {}", done_, std::string(drawn.message()));
 }
 
 absl::Status Trainer::SaveIfDue(bool asked) {
@@ -428,6 +519,9 @@ absl::Status Trainer::Save(bool retain) {
   }
   const auto infos = checkpoints_->List();
   if (infos.ok()) session_->SetCheckpoints(*infos);
+  totals_.set_checkpoint_count(totals_.checkpoint_count() + 1);
+  totals_.set_checkpoint_s(Seconds(Now() - begin));
+  session_->SetTotals(totals_);
   spdlog::info("checkpoint of step {}: {} MB in {:.2f} s", done_, written->bytes() / 1'000'000, Seconds(Now() - begin));
   return absl::OkStatus();
 }
@@ -436,6 +530,7 @@ absl::Status Trainer::Save(bool retain) {
 absl::Status Trainer::Finish() {
   const auto finish = [this]() -> absl::Status {
     if (options_.rank != 0) return absl::OkStatus();
+    if (events_) Events(events_->Flush());
     absl::Status status = Save(/*retain=*/true);
     // Once more: this one is not made again at a later step.
     if (!status.ok() && ReasonOf(status) == v1::REASON_CHECKPOINT) status = Save(/*retain=*/true);
@@ -464,6 +559,8 @@ void Trainer::Activity(const std::string& activity) { communicator_->SetActivity
 void Trainer::Report() {
   session_->SetProgress(done_, length_.total_steps, first_done_ + 1);
   session_->SetCounters(nan_steps_, loader_ ? loader_->skipped_samples() : 0, samples_per_s_);
+  totals_.set_skipped_samples(loader_ ? loader_->skipped_samples() : 0);
+  session_->SetTotals(totals_);
 }
 
 void Trainer::WatchSpeed(int64_t samples) {

@@ -24,6 +24,7 @@
 #include "worker/comm/communicator.h"
 #include "worker/data/dataset.h"
 #include "worker/data/loader.h"
+#include "worker/metrics/event_file.h"
 #include "worker/metrics/metrics_file.h"
 #include "worker/session.h"
 #include "worker/step/step.h"
@@ -63,6 +64,9 @@ struct TrainEnd {
 
 class Trainer {
  public:
+  static constexpr int kPictureSamples = 4;
+  static constexpr size_t kPicturesKept = 100;
+
   Trainer(TrainerOptions options, TrainerParts parts, Session* session);
   ~Trainer();
 
@@ -87,7 +91,11 @@ class Trainer {
   // True: abandoned, because a stop is wanted.
   absl::StatusOr<bool> Evaluate();
   absl::Status EvaluateBatch(Loader* loader, DoublePair* sum);
+  void AddTotals(const v1::StepMetrics& metrics, int64_t own_samples);
   void TakeMetrics(const v1::StepMetrics& metrics);
+  void Events(const absl::Status& status);
+  bool PicturesDue() const;
+  void DrawPictures();
   absl::Status SaveIfDue(bool asked);
   absl::Status Save(bool retain);
   absl::Status Finish();
@@ -117,6 +125,7 @@ class Trainer {
   UniqueFd lock_;                                 // rank 0: on the run folder
   std::optional<CheckpointFolder> checkpoints_;   // rank 0
   std::optional<MetricsFile> metrics_;            // rank 0
+  std::optional<EventFile> events_;               // rank 0; for people only: what it cannot write is said once and let be
   RunLength length_{};
 
   // Kept by checkpoints.
@@ -131,6 +140,8 @@ class Trainer {
   int64_t saved_ = -1;             // newest step saved
   int64_t nan_steps_ = 0;
   int64_t requests_taken_ = 0;     // checkpoint requests
+  v1::RankTotals totals_;          // of this attempt
+  std::chrono::nanoseconds memory_asked_at_{0};
   int save_failures_ = 0;
   std::chrono::nanoseconds retry_save_at_{0};
   double samples_per_s_ = 0;

@@ -148,6 +148,10 @@ class Trainers : public ::testing::Test {
       EXPECT_EQ(m.step(), expected++);
       m.clear_step_s();
       m.clear_data_wait_s();
+      m.clear_forward_s();
+      m.clear_backward_s();
+      m.clear_comm_s();
+      m.clear_optimizer_s();
       m.clear_time_ms();
       all += MetricsLine(m) + "\n";
     }

@@ -41,6 +41,10 @@ std::string MetricsLine(const v1::StepMetrics& m) {
                {"samples", m.samples()},
                {"step_s", Number(m.step_s())},
                {"data_wait_s", Number(m.data_wait_s())},
+               {"forward_s", Number(m.forward_s())},
+               {"backward_s", Number(m.backward_s())},
+               {"comm_s", Number(m.comm_s())},
+               {"optimizer_s", Number(m.optimizer_s())},
                {"skipped", m.skipped()},
                {"time_ms", m.time_ms()}};
   if (m.has_eval_loss()) line["eval_loss"] = Number(m.eval_loss());
@@ -61,6 +65,11 @@ bool ParseMetricsLine(const std::string& text, v1::StepMetrics* m) {
     m->set_data_wait_s(NumberOf(line.at("data_wait_s")));
     m->set_skipped(line.at("skipped").get<bool>());
     m->set_time_ms(line.at("time_ms").get<int64_t>());
+    // Lines of an earlier version lack these.
+    m->set_forward_s(NumberOf(line.value("forward_s", json(0))));
+    m->set_backward_s(NumberOf(line.value("backward_s", json(0))));
+    m->set_comm_s(NumberOf(line.value("comm_s", json(0))));
+    m->set_optimizer_s(NumberOf(line.value("optimizer_s", json(0))));
     if (line.contains("eval_loss")) m->set_eval_loss(NumberOf(line["eval_loss"]));
     return true;
   } catch (const json::exception&) {

@@ -69,11 +69,11 @@ absl::Status FusedExecutor::Run(const Op& op) {
   return absl::OkStatus();
 }
 
-absl::Status FusedExecutor::RunRange(int ops) {
-  if (options_.poison) {
+absl::Status FusedExecutor::RunRange(int first, int end) {
+  if (options_.poison && first == 0) {
     std::memset(arenas_[int(Arena::kActivations)].get(), 0xFF, plan_.arena_bytes[int(Arena::kActivations)]);
   }
-  for (int i = 0; i < ops; ++i) {
+  for (int i = first; i < end; ++i) {
     if (options_.poison) Poison(i, /*before=*/true);
     if (absl::Status status = Run(plan_.forward_backward[i]); !status.ok()) return status;
     if (options_.poison) Poison(i, /*before=*/false);
@@ -81,8 +81,9 @@ absl::Status FusedExecutor::RunRange(int ops) {
   return absl::OkStatus();
 }
 
-absl::Status FusedExecutor::RunForward() { return RunRange(plan_.forward_ops); }
-absl::Status FusedExecutor::RunForwardBackward() { return RunRange(int(plan_.forward_backward.size())); }
+absl::Status FusedExecutor::RunForward() { return RunRange(0, plan_.forward_ops); }
+absl::Status FusedExecutor::RunBackward() { return RunRange(plan_.forward_ops, int(plan_.forward_backward.size())); }
+absl::Status FusedExecutor::RunForwardBackward() { return RunRange(0, int(plan_.forward_backward.size())); }
 
 absl::Status FusedExecutor::RunUpdate() {
   for (const Op& op : plan_.update) {

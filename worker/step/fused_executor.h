@@ -30,13 +30,14 @@ class FusedExecutor {
 
   void ClearSums();                      // gradients (tail included) and loss partials, before a step of a plan that accumulates
   absl::Status RunForward();             // of one micro-batch: scalars and a staging slot are filled
+  absl::Status RunBackward();            // after RunForward
   absl::Status RunForwardBackward();
   absl::Status RunUpdate();
 
  private:
   FusedExecutor(Plan plan, const Options& options) : plan_(std::move(plan)), options_(options) {}
   absl::Status Run(const Op& op);
-  absl::Status RunRange(int ops);
+  absl::Status RunRange(int first, int end);
   void Poison(int op, bool before);
 
   const Plan plan_;

@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "base/clock.h"
 #include "base/random.h"
 #include "base/status.h"
 #include "worker/kernels/reference/types.h"
@@ -19,6 +20,14 @@
 
 namespace hierad {
 namespace {
+
+template <typename Body>
+absl::Status Timed(double* seconds, const Body& body) {
+  const auto begin = Clock::System().Monotonic();
+  const absl::Status status = body();
+  *seconds += std::chrono::duration<double>(Clock::System().Monotonic() - begin).count();
+  return status;
+}
 
 class FusedCpuStep : public Step {
  public:
@@ -67,6 +76,7 @@ class FusedCpuStep : public Step {
     if (micro_batches.size() > 1 && !plan.accumulate) {
       return ErrorOf(v1::REASON_INTERNAL, absl::StrCat(micro_batches.size(), " micro-batches were given to a step planned for one."));
     }
+    StepResult result;
     executor_->ClearSums();
     features_are_fresh_ = false;
     scalars().step = step_ + 1;
@@ -75,11 +85,11 @@ class FusedCpuStep : public Step {
     for (size_t i = 0; i < micro_batches.size(); ++i) {
       if (micro_batches[i].real == 0) continue;
       RETURN_IF_ERROR(Stage(micro_batches[i], int(i % 2), Draw::kMask, executor_.get()));
-      RETURN_IF_ERROR(executor_->RunForwardBackward());
+      RETURN_IF_ERROR(Timed(&result.forward_s, [&] { return executor_->RunForward(); }));
+      RETURN_IF_ERROR(Timed(&result.backward_s, [&] { return executor_->RunBackward(); }));
     }
-    StepResult result;
-    RETURN_IF_ERROR(Reduce(signals, &result.signals));
-    RETURN_IF_ERROR(executor_->RunUpdate());
+    RETURN_IF_ERROR(Timed(&result.comm_s, [&] { return Reduce(signals, &result.signals); }));
+    RETURN_IF_ERROR(Timed(&result.optimizer_s, [&] { return executor_->RunUpdate(); }));
     result.loss = record().loss;
     result.grad_norm = record().grad_norm;
     result.skipped = record().skipped != 0;

@@ -17,6 +17,7 @@
 #include "hierad/v1/job.pb.h"
 #include "worker/comm/communicator.h"
 #include "worker/data/loader.h"
+#include "worker/metrics/reconstruction.h"
 
 namespace hierad {
 
@@ -39,6 +40,8 @@ struct StepResult {
   double grad_norm = 0;      // global, before clipping
   bool skipped = false;      // non-finite loss or gradient: no update
   StepSignals signals;       // OR over the ranks
+  // Where this rank's time went, seconds; all 0: the mode does not tell. comm: all-reduce that nothing hides.
+  double forward_s = 0, backward_s = 0, comm_s = 0, optimizer_s = 0;
 };
 
 // Memory for batches that a step copies to its device: pinned for a GPU; for a CPU both are empty: the loader's own.
@@ -82,6 +85,12 @@ class Step {
   // Classify: what the head sees, the norm of the mean.
   virtual absl::StatusOr<std::vector<float>> Features(const MicroBatch& batch) = 0;
 
+  // Task mae, 1-D and 2-D: the real samples of `batch` with what is predicted for their removed mask units, drawn as for
+  // Evaluate. With model.norm_target the prediction is put back to each patch's own mean and variance. Unimplemented where
+  // the mode does not tell (fused).
+  virtual absl::StatusOr<Reconstruction> Reconstruct(const MicroBatch&) {
+    return absl::UnimplementedError("step.mode fused draws no pictures; the other modes do");
+  }
   virtual int64_t peak_memory_bytes() const { return 0; }   // GPU: of torch's allocator; CPU: of the process
   virtual std::string Describe() const = 0;   // mode, device, precision, attention backend: one line for the log
 };
