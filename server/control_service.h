@@ -10,6 +10,7 @@
 #include "base/clock.h"
 #include "hierad/v1/control.grpc.pb.h"
 #include "server/coordinator.h"
+#include "server/history.h"
 
 namespace hierad {
 
@@ -17,8 +18,9 @@ class ControlService : public v1::ControlService::Service {
  public:
   static constexpr int kStreams = 256;
 
-  ControlService(Coordinator* coordinator, const Clock* clock, std::string version, std::string commit)
-      : coordinator_(coordinator), clock_(clock), version_(std::move(version)), commit_(std::move(commit)), started_ms_(clock->UnixMs()) {}
+  // `history` may be null.
+  ControlService(Coordinator* coordinator, const Clock* clock, const History* history, std::string version, std::string commit)
+      : coordinator_(coordinator), clock_(clock), history_(history), version_(std::move(version)), commit_(std::move(commit)), started_ms_(clock->UnixMs()) {}
 
   // Ends the streams; before the server is shut down.
   void EndStreams();
@@ -29,6 +31,7 @@ class ControlService : public v1::ControlService::Service {
   grpc::Status List(grpc::ServerContext*, const v1::ListRequest* request, v1::ListReply* reply) override;
   grpc::Status Watch(grpc::ServerContext*, const v1::WatchRequest* request, grpc::ServerWriter<v1::WatchReply>* writer) override;
   grpc::Status Logs(grpc::ServerContext*, const v1::LogsRequest* request, grpc::ServerWriter<v1::LogsReply>* writer) override;
+  grpc::Status Metrics(grpc::ServerContext*, const v1::MetricsRequest* request, grpc::ServerWriter<v1::MetricsReply>* writer) override;
   grpc::Status Cancel(grpc::ServerContext*, const v1::CancelRequest* request, v1::Job* reply) override;
   grpc::Status ListCheckpoints(grpc::ServerContext*, const v1::ListCheckpointsRequest* request, v1::ListCheckpointsReply* reply) override;
   grpc::Status Nodes(grpc::ServerContext*, const v1::NodesRequest* request, v1::NodesReply* reply) override;
@@ -36,10 +39,12 @@ class ControlService : public v1::ControlService::Service {
 
  private:
   class StreamSlot;
+  bool WriteEarlier(const WatchView& view, int64_t after_step, grpc::ServerWriter<v1::WatchReply>* writer, int64_t* found);
   bool Pause(grpc::ServerContext* context, std::chrono::milliseconds wait);   // false: the stream is over
 
   Coordinator* const coordinator_;
   const Clock* const clock_;
+  const History* const history_;
   const std::string version_, commit_;
   const int64_t started_ms_;
   std::atomic<int> streams_{0};

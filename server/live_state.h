@@ -3,6 +3,7 @@
 #pragma once
 
 #include <chrono>
+#include <map>
 #include <memory>
 #include <optional>
 #include <string>
@@ -38,6 +39,7 @@ struct RankLive {
   int pid = 0;
   int64_t last_seen_ms = 0;
   std::string waiting_in;
+  v1::RankTotals totals;
   bool trained = false;                  // has begun to train in this attempt
   uint64_t session = 0;                  // 0: none
   std::optional<RankEnded> word;         // the worker's own last word
@@ -58,6 +60,7 @@ struct LiveJob {
   std::optional<std::chrono::nanoseconds> kill_at;   // stopping: no more grace
   bool kill_sent = false;
   std::chrono::nanoseconds retry_due{0};
+  std::map<v1::Reason, int64_t> restarts;   // attempts that another one followed
 
   void ResetAttempt() {
     ranks.assign(row.ranks.size(), RankLive());
