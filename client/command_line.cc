@@ -31,6 +31,8 @@ struct Flags {
   LogsOptions logs;
   ExportCommandOptions exported;
   DoctorOptions doctor;
+  MetricsOptions metrics;
+  TopOptions top;
   std::vector<uint64_t> wait_ids;
   double wait_timeout_s = 0;
   uint64_t id = 0;
@@ -131,6 +133,16 @@ void AddJobs(CLI::App& app, Flags* f) {
   logs->add_option("--since", f->logs.since_s, "Only lines of the last while: 90s, 30m, 12h, 7d")->type_name("TIME")->transform(kTime);
   logs->add_option("--grep", f->logs.grep, "Only lines with a match of this regular expression")->type_name("REGEX");
   logs->add_flag("--raw", f->logs.raw, "Bytes as they are; control characters are not made visible");
+  CLI::App* metrics = JobCommand(app, f, "metrics", "Every step of a job: -o csv or json, or a curve");
+  const auto steps = [metrics](const char* flag, int64_t* value, const char* about) {
+    metrics->add_option(flag, *value, about)->type_name("STEP")->check(CLI::Range(int64_t{1}, int64_t{1000000000}));
+  };
+  steps("--from", &f->metrics.from, "From this step on");
+  steps("--to", &f->metrics.to, "Up to this step");
+  steps("--every", &f->metrics.every, "Only steps that it divides, and the newest");
+  metrics->add_flag("--plot", f->metrics.plot, "Draw a curve in the terminal");
+  metrics->add_option("--column", f->metrics.column, "What the curve shows, by its name in metrics.jsonl")->type_name("NAME")->capture_default_str();
+  metrics->add_option("--file", f->metrics.file, "Write the curve to this file, an SVG")->type_name("FILE.svg");
   JobCommand(app, f, "checkpoints", "The checkpoints of a job");
 }
 
@@ -253,6 +265,7 @@ int Dispatch(const std::string& name, const Flags& f, const Context& context) {
   if (name == "watch") return Watch(f.id, f.watch, context);
   if (name == "wait") return Wait(f.wait_ids, f.wait_timeout_s, context);
   if (name == "logs") return Logs(f.id, f.logs, context);
+  if (name == "metrics") return Metrics(f.id, f.metrics, context);
   if (name == "cancel") return Cancel(f.id, f.now, context);
   if (name == "pause") return Pause(f.id, context);
   if (name == "resume") return Resume(f.id, context);
@@ -261,6 +274,7 @@ int Dispatch(const std::string& name, const Flags& f, const Context& context) {
   if (name == "gc") return CollectGarbage(f.garbage, context);
   if (name == "drain" || name == "undrain") return DrainNode(f.node, name == "drain", context);
   if (name == "checkpoints") return Checkpoints(f.id, context);
+  if (name == "top") return Top(f.top, context);
   if (name == "nodes") return Nodes(context);
   if (name == "doctor") return Doctor(f.doctor, context);
   if (name == "export") return Export(f.exported, context);
@@ -282,14 +296,17 @@ int RunCommandLine(int argc, const char* const* argv, Context context) {
   app.set_version_flag("--version", "hierctl " + std::string(Version()) + " (" + std::string(Commit()) + ")");
   app.add_option("--server", context.server, "hierad's address, unix:/path or host:port; also HIERAD_SERVER; default: the local one")
       ->type_name("ADDRESS");
-  app.add_option("-o,--output", flags.format, "text or json (stable keys; one object, or one a line where it goes on)")
-      ->type_name("FORMAT")->check(CLI::IsMember({"text", "json"}))->capture_default_str();
+  app.add_option("-o,--output", flags.format, "text or json (stable keys; one object, or one a line where it goes on); metrics: csv too")
+      ->type_name("FORMAT")->check(CLI::IsMember({"text", "json", "csv"}))->capture_default_str();
   app.footer(kExitCodes);
   AddSubmission(app, &flags);
   AddJobs(app, &flags);
   AddExport(app, &flags);
   AddDoctor(app, &flags);
   AddWishes(app, &flags);
+  CLI::App* top = Command(app, "top", "What runs now: loss curves, step budgets, slots, alerts; drawn again and again on a terminal");
+  top->add_option("--every", flags.top.every_s, "Seconds between two looks")->type_name("S")->check(CLI::Range(0.2, 3600.0))->capture_default_str();
+  top->add_flag("--once", flags.top.once, "Print it once");
   Command(app, "nodes", "The nodes, their slots and who uses them");
   Command(app, "version", "Versions of hierctl and of the hierad it reaches");
   Command(app, "completion", "Completion for a shell: source <(hierctl completion bash)")
@@ -306,8 +323,10 @@ int RunCommandLine(int argc, const char* const* argv, Context context) {
     return kExitUsage;
   }
   context.json = flags.format == "json";
+  context.csv = flags.format == "csv";
   const std::string name = app.get_subcommands().front()->get_name();
   if (name == "completion" || name == "man") return PrintHelp(name, flags, app, context);
+  if (context.csv && name != "metrics") return Fail(absl::InvalidArgumentError("-o csv is for hierctl metrics; " + name + " knows text and json"), context);
   return Dispatch(name, flags, context);
 }
 

@@ -88,6 +88,22 @@ struct LogsOptions {
 };
 int Logs(uint64_t job_id, const LogsOptions& options, const Context& context);
 
+// metrics.cc
+struct MetricsOptions {
+  int64_t from = 0, to = 0, every = 0;   // steps; 0: no bound, every one
+  bool plot = false;                     // a curve of `column` instead of numbers
+  std::string column = "loss";
+  std::string file;                      // the curve as SVG
+};
+int Metrics(uint64_t job_id, const MetricsOptions& options, const Context& context);
+
+// top.cc
+struct TopOptions {
+  double every_s = 2;
+  bool once = false;                 // also on a terminal
+};
+int Top(const TopOptions& options, const Context& context);
+
 // cluster.cc
 int Nodes(const Context& context);
 int PrintVersion(const Context& context);

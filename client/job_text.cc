@@ -180,6 +180,7 @@ std::string JobDetails(const v1::Job& job, const std::vector<v1::CheckpointInfo>
   if (job.reason() != v1::REASON_UNSPECIFIED) line("reason", ReasonName(job.reason()));
   if (!job.message().empty()) line("message", PrintableSentence(job.message()));
   if (!job.note().empty()) line("note", Painted(PrintableSentence(job.note()), Color::kYellow, context.color));
+  for (const std::string& alert : job.alerts()) line("alert", Painted(PrintableSentence(alert), Color::kYellow, context.color));
   if (job.desired() != v1::DESIRED_RUN && !IsEnd(job.state())) line("wanted", DesiredName(job.desired()));
   line("step", Steps(job) + (job.total_steps() > 0 ? " (" + Percent(job) + "), epoch " + NumberText(job.epoch()) : ""));
   if (job.has_last()) {
@@ -192,6 +193,7 @@ std::string JobDetails(const v1::Job& job, const std::vector<v1::CheckpointInfo>
   if (job.state() == v1::RUNNING && job.samples_per_s() > 0) line("samples/s", CountText(job.samples_per_s()));
   if (job.state() == v1::RUNNING && job.eta_s() > 0) line("ETA", DurationText(job.eta_s()));
   line("attempt", std::to_string(job.attempt()) + " of " + std::to_string(spec.retry().max_attempts()));
+  for (const v1::Restart& restart : job.restarts()) line("restarts", std::to_string(restart.count()) + " after " + ReasonName(restart.reason()));
   if (job.first_step() > 0 && job.attempt() > 1) line("resumed at", "step " + std::to_string(job.first_step()));
   line("submitted", LocalTime(job.submitted_ms()) + " by " + Name(job.submitter()));
   line("started", LocalTime(job.started_ms()));

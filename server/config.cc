@@ -33,13 +33,13 @@ std::map<std::string, std::function<bool(const std::string&)>> Setters(ServerCon
   const auto seconds = [](double* to) { return [to](const std::string& v) { return absl::SimpleAtod(v, to); }; };
   return {
       {"state_folder", text(&c->state_folder)}, {"listen", text(&c->listen)},
-      {"tcp", text(&c->tcp)}, {"metrics", text(&c->metrics)},
+      {"tcp", text(&c->tcp)}, {"metrics", text(&c->metrics)}, {"web", text(&c->web)},
       {"agent", text(&c->agent)}, {"agent_lifetime", text(&c->agent_lifetime)},
       {"cpu_slots", [c](const std::string& v) { return v == "auto" ? (c->cpu_slots = -1, true) : absl::SimpleAtoi(v, &c->cpu_slots); }},
       {"runs_folder", text(&c->runs_folder)}, {"stop_grace_s", seconds(&c->stop_grace_s)},
       {"node_lost_after_s", seconds(&c->node_lost_after_s)}, {"hang_after_s", seconds(&c->hang_after_s)},
       {"pause_grace_s", seconds(&c->pause_grace_s)}, {"disk_reserve_gib", seconds(&c->disk_reserve_gib)},
-      {"log_level", text(&c->log_level)},
+      {"log_level", text(&c->log_level)}, {"log_format", text(&c->log_format)}, {"log_file", text(&c->log_file)},
   };
 }
 
@@ -180,9 +180,18 @@ absl::Status CompleteConfig(ServerConfig* c) {
     auto address = ParseHostPort(c->metrics);
     if (!address.ok()) return Annotate(address.status(), "metrics (or off)");
   }
+  if (c->web != "off") {
+    auto address = ParseHostPort(c->web);
+    if (!address.ok()) return Annotate(address.status(), "web (or off)");
+    if (!IsLoopback(address->host)) {
+      return Bad(absl::StrCat("web: ", Printable(c->web), " is not on the loopback; the page has no passwords: give 127.0.0.1:port, and reach it from elsewhere through ssh -L"));
+    }
+  }
   RETURN_IF_ERROR(CheckWord("agent", c->agent, {"auto", "none"}));
   RETURN_IF_ERROR(CheckWord("agent_lifetime", c->agent_lifetime, {"service", "session"}));
   RETURN_IF_ERROR(CheckWord("log_level", c->log_level, {"debug", "info", "warn", "error"}));
+  RETURN_IF_ERROR(CheckWord("log_format", c->log_format, {"text", "json"}));
+  if (!c->log_file.empty()) RETURN_IF_ERROR(Absolute("log_file", &c->log_file));
   if (c->cpu_slots < -1 || c->cpu_slots > 1024) return Bad(absl::StrCat("cpu_slots: ", c->cpu_slots, " is not in 0 to 1024"));
   if (!(c->stop_grace_s >= 0 && c->stop_grace_s <= 3600)) return Bad(absl::StrCat("stop_grace_s: ", c->stop_grace_s, " is not in 0 to 3600"));
   if (!(c->node_lost_after_s >= 3 && c->node_lost_after_s <= 3600)) {

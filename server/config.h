@@ -14,6 +14,7 @@ struct ServerConfig {
   std::string listen;                    // unix:/path; empty: unix:STATE/hierad.sock
   std::string tcp;                       // host:port on the loopback; empty: none
   std::string metrics = "127.0.0.1:9464";   // host:port, or off
+  std::string web = "off";               // host:port on the loopback of the page, or off
   std::string agent = "auto";            // auto: hierad sees to a local agent; none
   std::string agent_lifetime = "service";   // service: workers outlive hierad; session: they end with it
   int cpu_slots = -1;                    // of the local agent; -1: its own choice
@@ -24,6 +25,8 @@ struct ServerConfig {
   double pause_grace_s = 600;            // for the last step and checkpoint of a paused job
   double disk_reserve_gib = 1;           // less free on a run's disk: no job is let in; 0: never looked at
   std::string log_level = "info";        // debug, info, warn, error
+  std::string log_format = "text";       // text, json
+  std::string log_file;                  // empty: stderr
 };
 
 // Reads `path` into `config`; what the file does not name stays. Unknown keys, doubled keys and wrong types are refused

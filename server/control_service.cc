@@ -7,6 +7,7 @@
 #include "base/fs.h"
 #include "base/limits.h"
 #include "base/plan/plan_report.h"
+#include "server/await.h"
 #include "server/garbage.h"
 #include "server/job_log.h"
 #include "server/rpc_status.h"
@@ -18,15 +19,7 @@ namespace {
 
 constexpr std::chrono::milliseconds kWatchPause{100};   // at most ten messages a second
 constexpr std::chrono::milliseconds kLogPause{200};
-
-// Posts by `ask` and waits; the coordinator answers every question, also while it stops.
-template <typename T, typename AskFunction>
-absl::StatusOr<T> Await(AskFunction ask) {
-  auto promise = std::make_shared<std::promise<absl::StatusOr<T>>>();
-  std::future<absl::StatusOr<T>> future = promise->get_future();
-  ask([promise](absl::StatusOr<T> answer) { promise->set_value(std::move(answer)); });
-  return future.get();
-}
+constexpr size_t kStepsInMessage = 8192;   // some 150 bytes each, within limits::kGrpcMessageBytes
 
 template <typename T>
 grpc::Status Answer(absl::StatusOr<T> answer, T* reply) {
@@ -119,9 +112,17 @@ grpc::Status ControlService::Watch(grpc::ServerContext* context, const v1::Watch
   WatchPlace place;
   place.job_id = request->job_id();
   place.after_step = request->after_step();
+  int64_t told = request->after_step();
   while (true) {
     auto view = Await<WatchView>([&](auto done) { coordinator_->Watch(place, done); });
     if (!view.ok()) return ToRpc(view.status());
+    // What is no longer in memory, at the beginning or because this client is slow.
+    if (!place.version || view->reply.metrics_dropped() > 0) {
+      int64_t found = 0;
+      if (!WriteEarlier(*view, told, writer, &found)) return grpc::Status::CANCELLED;
+      view->reply.set_metrics_dropped(std::max<int64_t>(0, view->reply.metrics_dropped() - found));
+    }
+    for (const v1::StepMetrics& m : view->reply.metrics()) told = m.step();
     // Answered because time is up, with nothing new: not told.
     const bool news = !place.version || *place.version != view->version || view->more || view->done;
     if (news && !writer->Write(view->reply)) return grpc::Status::CANCELLED;
@@ -132,6 +133,46 @@ grpc::Status ControlService::Watch(grpc::ServerContext* context, const v1::Watch
       return context->IsCancelled() ? grpc::Status::CANCELLED : ToRpc(absl::UnavailableError("hierad is stopping; watch again when it is back"));
     }
   }
+}
+
+// The steps between `after_step` and the view's own, from the history. False: the client has gone.
+bool ControlService::WriteEarlier(const WatchView& view, int64_t after_step, grpc::ServerWriter<v1::WatchReply>* writer, int64_t* found) {
+  if (history_ == nullptr) return true;
+  HistoryQuery query;
+  query.from = after_step + 1;
+  if (view.reply.metrics_size() > 0) query.to = view.reply.metrics(0).step() - 1;
+  if (view.reply.metrics_size() > 0 && query.to < query.from) return true;
+  const auto earlier = history_->Read(view.reply.job().id(), query);
+  if (!earlier.ok()) return true;   // a watch without its beginning is better than none
+  *found = static_cast<int64_t>(earlier->steps.size());
+  for (size_t at = 0; at < earlier->steps.size();) {
+    v1::WatchReply reply;
+    *reply.mutable_job() = view.reply.job();
+    for (const size_t end = std::min(earlier->steps.size(), at + kStepsInMessage); at < end; ++at) *reply.add_metrics() = earlier->steps[at];
+    if (!writer->Write(reply)) return false;
+  }
+  return true;
+}
+
+grpc::Status ControlService::Metrics(grpc::ServerContext*, const v1::MetricsRequest* request, grpc::ServerWriter<v1::MetricsReply>* writer) {
+  StreamSlot slot(this);
+  if (!slot.status().ok()) return ToRpc(slot.status());
+  if (request->from_step() < 0 || request->to_step() < 0 || request->every() < 0) {
+    return ToRpc(absl::InvalidArgumentError("from_step, to_step and every are numbers of steps, 0 or more"));
+  }
+  auto job = Await<v1::Job>([&](auto done) { coordinator_->Get(request->job_id(), done); });
+  if (!job.ok()) return ToRpc(job.status());
+  if (history_ == nullptr) return grpc::Status::OK;
+  auto steps = history_->Read(request->job_id(), {request->from_step(), request->to_step(), request->every(), request->last()});
+  if (!steps.ok()) return ToRpc(steps.status());
+  size_t at = 0;
+  do {
+    v1::MetricsReply reply;
+    reply.set_thinned_before(steps->thinned_before);
+    for (const size_t end = std::min(steps->steps.size(), at + kStepsInMessage); at < end; ++at) *reply.add_metrics() = std::move(steps->steps[at]);
+    if (!writer->Write(reply)) return grpc::Status::CANCELLED;
+  } while (at < steps->steps.size());
+  return grpc::Status::OK;
 }
 
 grpc::Status ControlService::Logs(grpc::ServerContext* context, const v1::LogsRequest* request, grpc::ServerWriter<v1::LogsReply>* writer) {

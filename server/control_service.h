@@ -10,6 +10,7 @@
 #include "base/clock.h"
 #include "hierad/v1/control.grpc.pb.h"
 #include "server/coordinator.h"
+#include "server/history.h"
 
 namespace hierad {
 
@@ -18,8 +19,9 @@ class ControlService : public v1::ControlService::Service {
   static constexpr int kStreams = 256;
   static constexpr size_t kGarbage = 1000;   // in one reply of CollectGarbage
 
-  ControlService(Coordinator* coordinator, const Clock* clock, std::string version, std::string commit)
-      : coordinator_(coordinator), clock_(clock), version_(std::move(version)), commit_(std::move(commit)), started_ms_(clock->UnixMs()) {}
+  // `history` may be null.
+  ControlService(Coordinator* coordinator, const Clock* clock, const History* history, std::string version, std::string commit)
+      : coordinator_(coordinator), clock_(clock), history_(history), version_(std::move(version)), commit_(std::move(commit)), started_ms_(clock->UnixMs()) {}
 
   // Ends the streams; before the server is shut down.
   void EndStreams();
@@ -30,6 +32,7 @@ class ControlService : public v1::ControlService::Service {
   grpc::Status List(grpc::ServerContext*, const v1::ListRequest* request, v1::ListReply* reply) override;
   grpc::Status Watch(grpc::ServerContext*, const v1::WatchRequest* request, grpc::ServerWriter<v1::WatchReply>* writer) override;
   grpc::Status Logs(grpc::ServerContext*, const v1::LogsRequest* request, grpc::ServerWriter<v1::LogsReply>* writer) override;
+  grpc::Status Metrics(grpc::ServerContext*, const v1::MetricsRequest* request, grpc::ServerWriter<v1::MetricsReply>* writer) override;
   grpc::Status Cancel(grpc::ServerContext*, const v1::CancelRequest* request, v1::Job* reply) override;
   grpc::Status Pause(grpc::ServerContext*, const v1::PauseRequest* request, v1::Job* reply) override;
   grpc::Status Resume(grpc::ServerContext*, const v1::ResumeRequest* request, v1::Job* reply) override;
@@ -43,11 +46,13 @@ class ControlService : public v1::ControlService::Service {
 
  private:
   class StreamSlot;
+  bool WriteEarlier(const WatchView& view, int64_t after_step, grpc::ServerWriter<v1::WatchReply>* writer, int64_t* found);
   bool Rest(grpc::ServerContext* context, std::chrono::milliseconds wait);   // false: the stream is over
   void RemoveGarbage(v1::Garbage* garbage);
 
   Coordinator* const coordinator_;
   const Clock* const clock_;
+  const History* const history_;
   const std::string version_, commit_;
   const int64_t started_ms_;
   std::atomic<int> streams_{0};

@@ -63,6 +63,13 @@ absl::Status Coordinator::Recover() {
       node.slots.push_back(job->row.ranks[r].slot);
     }
     by_key_[job->row.client_key] = job->row.id;
+    auto attempts = store_->Attempts(job->row.id);
+    if (!attempts.ok()) return attempts.status();
+    for (const AttemptRow& attempt : *attempts) ++job->restarts[attempt.reason];
+    if (options_.history != nullptr) {
+      auto newest = options_.history->Read(job->row.id, {.last = 1});
+      if (newest.ok() && !newest->steps.empty()) job->ring.Push(newest->steps.back());
+    }
     Index(job.get());
     jobs_[job->row.id] = std::move(job);
   }
@@ -151,6 +158,7 @@ void Coordinator::Turn() {
   for (Posted& posted : work) posted.work();
   Tick();
   if (place_ && !draining_ && now_ >= store_rest_) Place();
+  if (!work.empty()) decisions_.Add(clock_->Monotonic() - now_);
   CommitTurn();
   if (Failpoint("hierad.send").ok()) SendAll();
   AnswerWatches();
@@ -168,7 +176,9 @@ void Coordinator::CommitTurn() {
     // New rows in order of id.
     std::sort(batch.jobs.begin(), batch.jobs.end(), [](const auto& a, const auto& b) { return a.row->id < b.row->id; });
     batch.attempts = attempts_;
+    const auto begin = clock_->Monotonic();
     status = store_->Commit(batch);
+    commits_.Add(clock_->Monotonic() - begin);
     if (!status.ok()) {
       ++store_errors_;
       if (store_errors_ == 1 || now_ - store_said_ >= std::chrono::seconds(10)) {
@@ -273,6 +283,11 @@ void Coordinator::Change(LiveJob* job, const JobEvent& event) {
     attempts_.push_back({row.id, row.attempt, row.started_ms, unix_ms_, step.attempt_reason, step.attempt_message, row.step});
     job->retry_due = now_ + std::chrono::milliseconds(std::max<int64_t>(0, row.retry_at_ms - unix_ms_));
     job->samples_per_s = 0;
+    if (row.state == v1::QUEUED) {
+      AfterCommit([this, id = row.id, reason = step.attempt_reason](const absl::Status& status) {
+        if (LiveJob* again = Find(id); again != nullptr && status.ok()) ++again->restarts[reason];
+      });
+    }
   }
   if (row.attempt != attempt_before) job->ResetAttempt();
   if (IsTerminal(row.state)) ended_[row.id] = now_;

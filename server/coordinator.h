@@ -28,7 +28,9 @@
 #include "server/disk_watch.h"
 #include "server/health.h"
 #include "server/job_machine.h"
+#include "server/history.h"
 #include "server/job_row.h"
+#include "server/latency.h"
 #include "server/live_state.h"
 #include "server/store.h"
 
@@ -38,6 +40,7 @@ struct CoordinatorOptions {
   std::string runs_folder;                             // absolute
   std::string endpoint;                                // what workers dial: unix:/path
   std::string submitter;                               // owner of the socket
+  History* history = nullptr;                          // outlives the coordinator; none: no steps are kept (tests)
   std::chrono::nanoseconds node_lost_after = std::chrono::seconds(15);
   std::chrono::milliseconds stop_grace = std::chrono::seconds(30);   // from SIGTERM to SIGKILL of a cancelled worker
   std::chrono::nanoseconds pause_grace = std::chrono::minutes(10);   // for the last step and checkpoint of a paused job
@@ -64,13 +67,28 @@ struct WatchPlace {
   int64_t after_step = 0;            // of the first message
 };
 
-// For the exporter: the live jobs (newest kMetricJobs of them) and the totals.
+// For the exporter: jobs (live ones first, then recently ended ones, kMetricJobs in all), nodes and totals.
 struct Overview {
+  struct JobLook {
+    v1::Job job;
+    std::string card;   // model of rank 0's slot; empty: not placed
+  };
+  struct NodeLook {
+    std::string name;
+    bool connected = false;
+    int64_t last_seen_ms = 0;
+    int64_t slots[2][3] = {};   // by kind (CPU, CUDA) and state (free, busy, lost)
+  };
   std::vector<std::pair<v1::JobState, int64_t>> jobs_by_state;
-  std::vector<v1::Job> live;
+  std::vector<JobLook> jobs;
+  std::vector<NodeLook> nodes;
   int64_t slots_busy = 0, slots_free = 0, slots_lost = 0;
   int64_t nodes_connected = 0, nodes_lost = 0;
-  int64_t store_errors = 0;
+  int64_t agent_sessions = 0, worker_sessions = 0;
+  int64_t store_errors = 0, history_errors = 0;
+  int64_t queue_waits_since_ms = 0;   // submission of the first in the queue, Unix time; 0: nobody waits
+  int64_t now_ms = 0;
+  Latency decisions, commits;
 };
 
 class Coordinator {
@@ -78,6 +96,7 @@ class Coordinator {
   static constexpr size_t kMaxNodes = 1024;
   static constexpr size_t kMaxWorkerSessions = 8192;
   static constexpr size_t kMetricJobs = 1000;
+  static constexpr std::chrono::nanoseconds kEndedShown = std::chrono::minutes(5);      // an ended job in the exporter
   static constexpr std::chrono::nanoseconds kPeersGrace = std::chrono::seconds(5);      // for the rest of a broken gang
   static constexpr std::chrono::nanoseconds kLastWordWait = std::chrono::seconds(2);    // for a dead worker's last message
   static constexpr std::chrono::nanoseconds kRecentJobs = std::chrono::minutes(10);     // an ended job stays in memory
@@ -174,6 +193,7 @@ class Coordinator {
   void SendWorker(WorkerSession* session);
 
   // coordinator_view.cc: answers.
+  std::vector<std::string> AlertsOf(const LiveJob& job) const;
   v1::Job View(const LiveJob& job) const;
   v1::Job DetailedView(const LiveJob& job);   // with its note and its attempts
   v1::NodesReply NodesNow();
@@ -223,7 +243,9 @@ class Coordinator {
   std::vector<std::function<void(const absl::Status&)>> after_commit_;
   bool place_ = true;                // something changed that a placement depends on
   std::chrono::nanoseconds store_rest_{0};   // after a failed commit: no placement before
-  int64_t store_errors_ = 0;
+  int64_t store_errors_ = 0, history_errors_ = 0;
+  std::chrono::nanoseconds history_said_{0};
+  Latency decisions_, commits_;
   std::chrono::nanoseconds store_said_{0};   // when the log last spoke of one
   uint64_t head_ = 0;                // the job that waits first, and why
   std::string head_why_;

@@ -291,6 +291,7 @@ void Coordinator::TakeReport(LiveJob* job, const v1::WorkerReport& report) {
   if (report.pid() > 0) live.pid = report.pid();
   live.last_seen_ms = unix_ms_;
   live.waiting_in = report.waiting_in();
+  if (report.has_totals()) live.totals = report.totals();
   live.trained = live.trained || HasBegun(report.phase());
   if (report.has_end() && !live.word) {
     live.word = RankEnded{report.rank(), report.end().reason(),
@@ -324,8 +325,10 @@ void Coordinator::TakeReport(LiveJob* job, const v1::WorkerReport& report) {
 }
 
 void Coordinator::TakeMetrics(LiveJob* job, const v1::WorkerReport& report) {
+  std::vector<v1::StepMetrics> taken;
   for (const v1::StepMetrics& metrics : report.metrics()) {
     if (metrics.step() <= job->acknowledged_step) continue;   // sent again
+    taken.push_back(metrics);
     job->ring.Push(metrics);
     job->acknowledged_step = metrics.step();
     if (metrics.step() > std::max<int64_t>(job->row.first_step, 1)) {   // the first one is like no other
@@ -335,6 +338,15 @@ void Coordinator::TakeMetrics(LiveJob* job, const v1::WorkerReport& report) {
     if (metrics.has_eval_loss() && std::isfinite(metrics.eval_loss()) &&
         (!job->row.best_eval_loss || metrics.eval_loss() < *job->row.best_eval_loss)) {
       job->row.best_eval_loss = metrics.eval_loss();
+    }
+  }
+  if (options_.history == nullptr || taken.empty()) return;
+  // Before the worker hears that they are stored. What the disk refuses is in metrics.jsonl; training does not wait for it.
+  if (absl::Status kept = options_.history->Append(job->row.id, taken); !kept.ok()) {
+    ++history_errors_;
+    if (history_errors_ == 1 || now_ - history_said_ >= std::chrono::seconds(10)) {
+      spdlog::error("steps of job {} are missing in the history: {}", job->row.id, std::string(kept.message()));
+      history_said_ = now_;
     }
   }
 }

@@ -4,6 +4,7 @@
 
 #include <chrono>
 #include <deque>
+#include <map>
 #include <memory>
 #include <optional>
 #include <string>
@@ -39,6 +40,7 @@ struct RankLive {
   int pid = 0;
   int64_t last_seen_ms = 0;
   std::string waiting_in;
+  v1::RankTotals totals;
   bool trained = false;                  // has begun to train in this attempt
   uint64_t session = 0;                  // 0: none
   std::optional<RankEnded> word;         // the worker's own last word
@@ -66,6 +68,7 @@ struct LiveJob {
   std::deque<double> step_seconds;              // of this attempt's newest steps, for their median
   int64_t checkpoint_request = 0;               // of this attempt
   bool gentle = false;                          // it ends for a pause: its ranks are not signalled, but end by themselves
+  std::map<v1::Reason, int64_t> restarts;   // attempts that another one followed
 
   void ResetAttempt() {
     ranks.assign(row.ranks.size(), RankLive());

@@ -46,7 +46,7 @@ absl::Status ClearSocket(const std::string& path) {
 }  // namespace
 
 RpcServer::RpcServer(const RpcServerOptions& options, Coordinator* coordinator, const Clock* clock)
-    : control_(coordinator, clock, options.version, options.commit), agents_(coordinator), workers_(coordinator) {}
+    : control_(coordinator, clock, options.history, options.version, options.commit), agents_(coordinator), workers_(coordinator) {}
 
 RpcServer::~RpcServer() { Stop(); }
 

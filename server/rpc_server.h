@@ -19,6 +19,7 @@ struct RpcServerOptions {
   std::string listen;   // unix:/path
   std::string tcp;      // host:port; empty: none
   std::string version, commit;
+  const History* history = nullptr;   // outlives the server; none: no job has steps
 };
 
 class RpcServer {

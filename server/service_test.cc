@@ -41,11 +41,15 @@ class ServiceTest : public testing::Test {
     options.runs_folder = folder_ + "/runs";
     options.endpoint = Endpoint();
     options.submitter = "me";
+    auto history = History::Open(folder_ + "/history");
+    ASSERT_TRUE(history.ok()) << history.status();
+    history_ = *std::move(history);
+    options.history = history_.get();
     auto coordinator = Coordinator::Create(options, *std::move(store), &Clock::System());
     ASSERT_TRUE(coordinator.ok()) << coordinator.status();
     coordinator_ = *std::move(coordinator);
     loop_ = std::thread([this] { coordinator_->Run(); });
-    auto server = RpcServer::Start({Endpoint(), "", "1.2.3", "abc"}, coordinator_.get(), &Clock::System());
+    auto server = RpcServer::Start({Endpoint(), "", "1.2.3", "abc", history_.get()}, coordinator_.get(), &Clock::System());
     ASSERT_TRUE(server.ok()) << server.status();
     server_ = *std::move(server);
     channel_ = grpc::CreateChannel(Endpoint(), grpc::InsecureChannelCredentials());
@@ -105,6 +109,7 @@ class ServiceTest : public testing::Test {
   }
 
   std::string folder_;
+  std::unique_ptr<History> history_;
   std::unique_ptr<Coordinator> coordinator_;
   std::thread loop_;
   std::unique_ptr<RpcServer> server_;
@@ -121,6 +126,61 @@ TEST_F(ServiceTest, SubmitFillsDefaultsAndIsIdempotent) {
   EXPECT_EQ(first.job().id(), second.job().id());
   EXPECT_EQ(first.job().spec().model().variant(), "base");
   EXPECT_EQ(first.job().submitter(), "me");
+}
+
+// Steps that are long gone from memory, of this hierad or the one before.
+TEST_F(ServiceTest, MetricsAndWatchesBeginWithTheHistory) {
+  const uint64_t id = Submit("k").id();
+  std::vector<v1::StepMetrics> steps(20000);
+  for (size_t i = 0; i < steps.size(); ++i) {
+    steps[i].set_step(static_cast<int64_t>(i) + 1);
+    steps[i].set_loss(1.0 / (static_cast<double>(i) + 3));
+  }
+  ASSERT_TRUE(history_->Append(id, steps).ok());
+  Stop();
+  Start();
+  EXPECT_EQ(Get(id).last().step(), 20000);
+  const auto ask = [&](int64_t from, int64_t to, int64_t every, uint32_t last) {
+    grpc::ClientContext context;
+    v1::MetricsRequest request;
+    request.set_job_id(id);
+    request.set_from_step(from);
+    request.set_to_step(to);
+    request.set_every(every);
+    request.set_last(last);
+    const auto reader = control_->Metrics(&context, request);
+    std::vector<v1::StepMetrics> got;
+    for (v1::MetricsReply reply; reader->Read(&reply);) got.insert(got.end(), reply.metrics().begin(), reply.metrics().end());
+    EXPECT_TRUE(reader->Finish().ok());
+    return got;
+  };
+  const auto all = ask(0, 0, 0, 0);
+  ASSERT_EQ(all.size(), steps.size());
+  for (size_t i = 0; i < all.size(); ++i) ASSERT_EQ(all[i].SerializeAsString(), steps[i].SerializeAsString());
+  const auto few = ask(100, 400, 100, 2);
+  ASSERT_EQ(few.size(), 2u);
+  EXPECT_EQ(few[0].step(), 300);
+  grpc::ClientContext context;
+  v1::WatchRequest request;
+  request.set_job_id(id);
+  request.set_after_step(5000);
+  const auto reader = control_->Watch(&context, request);
+  int64_t next = 5001, dropped = 0;
+  for (v1::WatchReply reply; next <= 20000 && reader->Read(&reply);) {
+    for (const v1::StepMetrics& m : reply.metrics()) ASSERT_EQ(m.step(), next++);
+    dropped += reply.metrics_dropped();
+  }
+  EXPECT_EQ(next, 20001);
+  EXPECT_EQ(dropped, 0);
+  context.TryCancel();
+  (void)reader->Finish();
+  grpc::ClientContext missing;
+  request.set_job_id(4711);
+  v1::MetricsRequest of_none;
+  of_none.set_job_id(4711);
+  const auto none = control_->Metrics(&missing, of_none);
+  for (v1::MetricsReply reply; none->Read(&reply);) ADD_FAILURE();
+  EXPECT_EQ(none->Finish().error_code(), grpc::NOT_FOUND);
 }
 
 TEST_F(ServiceTest, IllegalSubmissionsAreRefusedWithSentences) {

@@ -143,6 +143,7 @@ class FakeSession : public Session {
   std::vector<v1::CheckpointInfo> checkpoints;
   int64_t step = 0, total_steps = 0, first_step = 0, nan_steps = 0;
   double samples_per_s = 0;
+  v1::RankTotals totals;
 
   void SetPhase(v1::Phase phase) override {
     if (phases.empty() || phases.back() != phase) phases.push_back(phase);
@@ -154,6 +155,7 @@ class FakeSession : public Session {
     first_step = first;
     on_step(this, done);
   }
+  void SetTotals(const v1::RankTotals& t) override { totals = t; }
   void SetCounters(int64_t nan, int64_t, double speed) override {
     nan_steps = nan;
     samples_per_s = speed;

@@ -84,6 +84,9 @@ class GrpcSession : public Session {
       report_.set_samples_per_s(samples_per_s);
     });
   }
+  void SetTotals(const v1::RankTotals& totals) override {
+    Change(/*urgent=*/false, [&] { *report_.mutable_totals() = totals; });
+  }
   void SetWaitingIn(std::function<std::string()> ask) override {
     std::lock_guard lock(ask_mutex_);
     ask_ = std::move(ask);

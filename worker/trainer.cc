@@ -18,6 +18,8 @@
 #include "base/fs.h"
 #include "base/job_validate.h"
 #include "base/status.h"
+#include "worker/data/image_dataset.h"
+#include "worker/metrics/picture.h"
 #include "worker/optim/schedule.h"
 #include "worker/resume.h"
 
@@ -27,6 +29,7 @@ namespace {
 constexpr size_t kRecentMetrics = 4096;          // sent once more after a resume: hierad may lack them
 constexpr int kSaveTries = 5;                    // failures in a row that end the attempt; 1, 2, 4, 8 s apart
 constexpr std::chrono::seconds kSpeedWindow{10};
+constexpr std::chrono::seconds kMemoryEvery{1};
 constexpr std::chrono::milliseconds kLockRetry{100};
 constexpr int kEvaluationBatchesPerLook = 32;    // between two looks for a stop
 
@@ -214,6 +217,11 @@ absl::Status Trainer::OpenRun(int64_t first_step) {
     std::vector<v1::StepMetrics> recent;
     ASSIGN_OR_RETURN(metrics_, MetricsFile::Open(options_.run_folder, first_step, kRecentMetrics, &recent));
     for (const v1::StepMetrics& metrics : recent) session_->AddMetrics(metrics);
+    if (spec_.output().tensorboard()) {
+      auto events = EventFile::Open(options_.run_folder, first_step);
+      if (events.ok()) events_ = *std::move(events);
+      else Events(events.status());
+    }
   }
   Report();
   return absl::OkStatus();
@@ -276,7 +284,7 @@ absl::StatusOr<Trainer::After> Trainer::TrainStep() {
 }
 
 absl::Status Trainer::GiveStep() {
-  Given given{Now(), -loader_->data_wait_s(), {}};
+  Given given{Now(), -loader_->data_wait_s(), {}, 0};
   // Told apart for the ranks that wait for this one: a slow reader is no dead peer.
   Activity(absl::StrCat("reading the data of step ", given_ + 1));
   std::vector<MicroBatch> batches;
@@ -294,6 +302,7 @@ absl::Status Trainer::GiveStep() {
   const double lr = LearningRate(spec_, given_, length_.total_steps);
   given.metrics.set_samples(samples);
   given.metrics.set_lr(lr);
+  for (const MicroBatch& batch : batches) given.own_samples += batch.real;
   Activity(absl::StrCat("step ", given_ + 1));
   watched_step_ = given_ + 1;
   HIERAD_FAILPOINT("worker.step");
@@ -344,6 +353,7 @@ absl::Status Trainer::TakeResult() {
   metrics.set_skipped(result.skipped);
   metrics.set_time_ms(Clock::System().UnixMs());
   WatchSpeed(metrics.samples());
+  AddTotals(metrics, given.own_samples);
   stop_agreed_ |= result.signals.stop;
   wishes_agreed_ |= result.signals.checkpoint;
   const absl::Status numerics = CheckNumerics(result, metrics.lr());
@@ -355,6 +365,22 @@ absl::Status Trainer::TakeResult() {
   // The weights are those before the first such step: worth keeping beside the older checkpoints.
   if (!numerics.ok() && options_.rank == 0) (void)SaveNow(/*halted=*/true);
   return numerics;
+}
+
+void Trainer::AddTotals(const v1::StepMetrics& metrics, int64_t own_samples) {
+  totals_.set_step_count(totals_.step_count() + 1);
+  totals_.set_samples(totals_.samples() + own_samples);
+  totals_.set_step_s(totals_.step_s() + metrics.step_s());
+  totals_.set_data_wait_s(totals_.data_wait_s() + metrics.data_wait_s());
+  totals_.set_forward_s(totals_.forward_s() + metrics.forward_s());
+  totals_.set_backward_s(totals_.backward_s() + metrics.backward_s());
+  totals_.set_communication_s(totals_.communication_s() + metrics.communication_s());
+  totals_.set_optimizer_s(totals_.optimizer_s() + metrics.optimizer_s());
+  // A CPU step reads a file of the kernel's for it: now and then will do.
+  if (totals_.step_count() == 1 || Now() - memory_asked_at_ >= kMemoryEvery) {
+    memory_asked_at_ = Now();
+    totals_.set_memory_bytes(step_->peak_memory_bytes());
+  }
 }
 
 // Checkpoints and other rates are asked for by rank 0 alone: two ranks that heard of one wish at different steps would
@@ -458,8 +484,67 @@ void Trainer::TakeMetrics(const v1::StepMetrics& metrics) {
     if (status.ok()) status = Failpoint("worker.metrics");
     if (!status.ok()) spdlog::warn("{}", std::string(status.message()));
     session_->AddMetrics(metrics);
+    if (events_) Events(events_->Add(metrics));
+    if (PicturesDue()) DrawPictures();
   }
   Report();
+}
+
+void Trainer::Events(const absl::Status& status) {
+  if (status.ok()) return;
+  spdlog::warn("no more TensorBoard events from this attempt: {}", std::string(status.message()));
+  events_.reset();
+}
+
+bool Trainer::PicturesDue() const {
+  const int64_t every = spec_.output().pictures_every_epochs();
+  if (every == 0 || geometry_->spec.task() != "mae" || geometry_->dims > 2 || spec_.step().mode() == "fused") return false;
+  return done_ % (length_.steps_per_epoch * every) == 0 || done_ == length_.total_steps;
+}
+
+// The first samples of the held-out set, or of the training set, in their deterministic form: always the same ones under
+// the same masks, so that pictures of two steps can be compared. What fails here never ends a run.
+void Trainer::DrawPictures() {
+  const auto draw = [this]() -> absl::Status {
+    Activity(absl::StrCat("the pictures of step ", done_));
+    const Dataset& data = eval_dataset_ ? *eval_dataset_ : *dataset_;
+    const int rows = spec_.step().batch_per_rank();
+    MicroBatch batch;
+    batch.real = int32_t(std::min<int64_t>({kPictureSamples, rows, data.count()}));
+    int64_t elements = spec_.model().in_chans();
+    for (const int64_t extent : geometry_->input_size) elements *= extent;
+    std::vector<float> x(size_t(rows * elements), 0.0f);
+    std::vector<int64_t> labels(size_t(rows), -1);
+    std::vector<uint64_t> ids(size_t(rows), 0);
+    for (int64_t row = 0; row < batch.real; ++row) {
+      ids[size_t(row)] = uint64_t(row);
+      RETURN_IF_ERROR(data.Read({uint64_t(row), uint64_t(row), spec_.seed(), 0, /*augment=*/false}, x.data() + row * elements));
+    }
+    batch.x_BCS = x.data();
+    batch.labels_B = labels.data();
+    batch.visit_ids_B = ids.data();
+    ASSIGN_OR_RETURN(const Reconstruction r, step_->Reconstruct(batch));
+    const auto& d = spec_.data();
+    std::vector<double> mean, spread;
+    if (d.source() == "images") {
+      ImageStatistics(d, int(r.channels), &mean, &spread);
+    } else {   // from the least value, black, to the largest
+      const auto [low, high] = std::minmax_element(r.input.begin(), r.input.end());
+      const double range = *high > *low ? double(*high) - double(*low) : 1;
+      mean = {-double(*low) / range};
+      spread = {1 / range};
+    }
+    const Picture picture = geometry_->dims == 2 ? DrawImages(r, mean, spread) : DrawSignals(r);
+    ASSIGN_OR_RETURN(const std::string png, EncodePng(picture));
+    const std::string folder = JoinPath(options_.run_folder, "pictures");
+    RETURN_IF_ERROR(MakeFolders(folder));
+    RETURN_IF_ERROR(WriteFileAtomic(JoinPath(folder, absl::StrFormat("step-%09d.png", done_)), png));
+    ASSIGN_OR_RETURN(const std::vector<std::string> names, ListFolder(folder));
+    for (size_t i = 0; i + kPicturesKept < names.size(); ++i) RETURN_IF_ERROR(RemoveTree(JoinPath(folder, names[i])));
+    if (events_) Events(events_->AddPicture(done_, "reconstruction", picture.width, picture.height, png));
+    return absl::OkStatus();
+  };
+  if (const absl::Status drawn = draw(); !drawn.ok()) spdlog::warn("no pictures of step {}: {}", done_, std::string(drawn.message()));
 }
 
 absl::Status Trainer::SaveIfDue() {
@@ -526,6 +611,9 @@ absl::Status Trainer::TakeWritten(const absl::StatusOr<v1::CheckpointInfo>& writ
     saved_ = writing_step_;
     const auto infos = checkpoints_->List();
     if (infos.ok()) session_->SetCheckpoints(*infos);
+    totals_.set_checkpoint_count(totals_.checkpoint_count() + 1);
+    totals_.set_checkpoint_s(Seconds(Now() - writing_began_));
+    session_->SetTotals(totals_);
     spdlog::info("checkpoint of step {}: {} MB in {:.2f} s", saved_, written->bytes() / 1'000'000, Seconds(Now() - writing_began_));
     return absl::OkStatus();
   }
@@ -563,6 +651,7 @@ absl::Status Trainer::Finish() {
   HIERAD_FAILPOINT("worker.finish");
   const auto finish = [this]() -> absl::Status {
     if (options_.rank != 0) return absl::OkStatus();
+    if (events_) Events(events_->Flush());
     absl::Status status = SaveNow(/*halted=*/false);
     // Once more: this one is not made again at a later step.
     if (!status.ok() && ReasonOf(status) == v1::REASON_CHECKPOINT) status = SaveNow(/*halted=*/false);
@@ -591,6 +680,8 @@ void Trainer::Activity(const std::string& activity) { communicator_->SetActivity
 void Trainer::Report() {
   session_->SetProgress(done_, length_.total_steps, first_done_ + 1);
   session_->SetCounters(nan_steps_, loader_ ? loader_->skipped_samples() : 0, samples_per_s_);
+  totals_.set_skipped_samples(loader_ ? loader_->skipped_samples() : 0);
+  session_->SetTotals(totals_);
 }
 
 void Trainer::WatchSpeed(int64_t samples) {

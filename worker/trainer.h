@@ -25,6 +25,7 @@
 #include "worker/comm/communicator.h"
 #include "worker/data/dataset.h"
 #include "worker/data/loader.h"
+#include "worker/metrics/event_file.h"
 #include "worker/metrics/metrics_file.h"
 #include "worker/session.h"
 #include "worker/step/step.h"
@@ -65,6 +66,9 @@ struct TrainEnd {
 
 class Trainer {
  public:
+  static constexpr int kPictureSamples = 4;
+  static constexpr size_t kPicturesKept = 100;
+
   Trainer(TrainerOptions options, TrainerParts parts, Session* session);
   ~Trainer();
 
@@ -94,7 +98,11 @@ class Trainer {
   // True: abandoned, because a stop is wanted.
   absl::StatusOr<bool> Evaluate();
   absl::Status EvaluateBatch(Loader* loader, DoublePair* sum);
+  void AddTotals(const v1::StepMetrics& metrics, int64_t own_samples);
   void TakeMetrics(const v1::StepMetrics& metrics);
+  void Events(const absl::Status& status);
+  bool PicturesDue() const;
+  void DrawPictures();
   // A checkpoint: a snapshot between two steps, and once the results up to it are in metrics.jsonl, a thread that writes it.
   absl::Status SaveIfDue();
   absl::Status TakeSnapshot(bool retain);
@@ -129,6 +137,7 @@ class Trainer {
   UniqueFd lock_;                                 // rank 0: on the run folder
   std::optional<CheckpointFolder> checkpoints_;   // rank 0
   std::optional<MetricsFile> metrics_;            // rank 0
+  std::optional<EventFile> events_;               // rank 0; for people only: what it cannot write is said once and let be
   RunLength length_{};
 
   // Kept by checkpoints.
@@ -143,6 +152,7 @@ class Trainer {
     std::chrono::nanoseconds began;
     double data_wait_s;
     v1::StepMetrics metrics;       // as far as it is known before
+    int64_t own_samples = 0;       // real ones of this rank
   };
   std::deque<Given> under_way_;    // steps done_ + 1 to given_
   std::chrono::nanoseconds taken_at_{0};
@@ -157,6 +167,8 @@ class Trainer {
   int64_t requests_taken_ = 0;     // checkpoint requests
   bool save_asked_ = false;
   double lr_asked_ = 0;            // 0: no other rate
+  v1::RankTotals totals_;          // of this attempt
+  std::chrono::nanoseconds memory_asked_at_{0};
   int save_failures_ = 0;
   std::chrono::nanoseconds retry_save_at_{0};
   double samples_per_s_ = 0;

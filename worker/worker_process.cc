@@ -20,6 +20,7 @@
 #include "base/fs.h"
 #include "base/job_validate.h"
 #include "base/job_yaml.h"
+#include "base/log_format.h"
 #include "base/status.h"
 #include "base/worker_exit.h"
 #include "hierad/v1/worker.pb.h"
@@ -57,9 +58,9 @@ void SetUpWorkerProcess() {
 
 namespace {
 
-void SetUpLog(int rank) {
+void SetUpLog(LogLine::Fields fields) {
   auto logger = std::make_shared<spdlog::logger>("rank", std::make_shared<spdlog::sinks::stderr_sink_mt>());
-  logger->set_pattern(absl::StrCat("%Y-%m-%d %H:%M:%S.%e rank ", rank, " %l: %v"));
+  logger->set_formatter(std::make_unique<LogLine>("hiera-worker", std::move(fields)));
   logger->flush_on(spdlog::level::trace);
   spdlog::set_default_logger(std::move(logger));
 }
@@ -132,7 +133,7 @@ int RefuseUsage(const absl::Status& status) {
 int RunAssigned(int fd, char** argv, std::chrono::nanoseconds start, const MakeParts& make_parts) {
   const auto assignment = ReadAssignment(fd);
   if (!assignment.ok()) return RefuseUsage(assignment.status());
-  SetUpLog(assignment->rank());
+  SetUpLog({{"job", int64_t(assignment->job_id())}, {"attempt", assignment->attempt()}, {"rank", assignment->rank()}});
   TrainerOptions options;
   options.spec = assignment->spec();
   FillDefaults(&options.spec);
@@ -158,7 +159,7 @@ int RunAssigned(int fd, char** argv, std::chrono::nanoseconds start, const MakeP
 
 int RunLocal(const std::string& job, const std::string& run_folder, char** argv, std::chrono::nanoseconds start,
              const MakeParts& make_parts) {
-  SetUpLog(0);
+  SetUpLog({{"rank", 0}});
   TrainerOptions options;
   auto spec = ReadJobYaml(job);
   if (!spec.ok()) return RefuseUsage(spec.status());

@@ -3,6 +3,7 @@
 
 #include <cmath>
 #include <limits>
+#include <map>
 #include <memory>
 #include <numeric>
 #include <string>
@@ -262,6 +263,56 @@ TEST(StepModesTest, AllModesTakeTheSamePath) {
         const double loss = a.Run({a.Batch(3 * i, 2, 3)}, 2).loss;
         EXPECT_NEAR(b.Run({b.Batch(3 * i, 2, 3)}, 2).loss, loss, 1e-4 * loss) << dims << task << i;
         EXPECT_NEAR(c.Run({c.Batch(3 * i, 2, 3)}, 2).loss, loss, 1e-4 * loss) << dims << task << i;
+      }
+    }
+  }
+}
+
+// What is drawn is what the loss sees: the squared errors of the drawn predictions are Evaluate's numerator.
+TEST(StepModesTest, PicturesAreTheLossMadeVisible) {
+  for (const int dims : {1, 2}) {
+    for (const char* mode : {"eager", "optimized"}) {
+      for (const bool norm : {false, true}) {
+        SCOPED_TRACE(testing::Message() << dims << "-D " << mode << (norm ? ", normalised" : ""));
+        v1::JobSpec job = Job(mode, 4);
+        *job.mutable_model() = SmallModel(dims);
+        job.mutable_model()->set_norm_target(norm);
+        Rig rig(job);
+        const MicroBatch batch = rig.Batch(0, 3, 4);
+        const auto r = rig.step->Reconstruct(batch);
+        ASSERT_TRUE(r.ok()) << r.status();
+        ASSERT_EQ(r->samples, 3);
+        const int64_t size = rig.sample_size, extent = size / r->channels;
+        const Geometry& g = rig.geometry;
+        double numerator = 0;
+        for (int64_t s = 0; s < 3; ++s) {
+          // Patches: of a signal a stretch of pred_stride points, of an image a square; all channels of it.
+          std::map<int64_t, std::vector<int64_t>> patches;
+          for (int64_t i = 0; i < size; ++i) {
+            EXPECT_EQ(r->input[s * size + i], batch.x_BCS[s * size + i]);
+            if (r->masked[s * size + i] == 0) EXPECT_EQ(r->predicted[s * size + i], r->input[s * size + i]);
+            const int64_t at = i % extent;
+            const int64_t patch = dims == 1 ? at / g.pred_stride
+                                            : at / g.input_size[1] / g.pred_stride * 1000 + at % g.input_size[1] / g.pred_stride;
+            patches[patch].push_back(s * size + i);
+          }
+          int64_t removed = 0;
+          for (const auto& [patch, elements] : patches) {
+            double mean = 0, variance = 0, error = 0;
+            for (const int64_t e : elements) mean += r->input[e] / double(elements.size());
+            for (const int64_t e : elements) variance += (r->input[e] - mean) * (r->input[e] - mean) / double(elements.size() - 1);
+            for (const int64_t e : elements) {
+              EXPECT_EQ(r->masked[e], r->masked[elements[0]]) << "a patch is removed or kept as a whole";
+              error += std::pow(double(r->predicted[e]) - r->input[e], 2);
+            }
+            removed += r->masked[elements[0]] != 0;
+            numerator += norm ? error / (variance + 1e-6) : error;
+          }
+          EXPECT_EQ(removed, (g.num_mask_units - g.num_kept) * g.mask_unit_final_tokens);
+        }
+        const auto sum = rig.step->Evaluate(batch);
+        ASSERT_TRUE(sum.ok());
+        EXPECT_NEAR(numerator, sum->numerator, 1e-3 * sum->numerator);
       }
     }
   }

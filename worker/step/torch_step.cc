@@ -104,24 +104,36 @@ class TorchStep : public Step {
 
   absl::Status Run(absl::Span<const MicroBatch> micro_batches, int64_t real_samples, double lr, StepSignals signals) override {
     StepResult result;
+    StepResult::Times times{};   // idle: none is under way beside it, so that nothing is hidden
     RETURN_IF_ERROR(Inside(absl::StrCat("step ", step_ + 1), [&]() -> absl::Status {
       // A record adds to what is there, the first time too.
       const bool captured = mode_ == Mode::kGraphSafe && accelerator_->captures();
       const bool any = std::any_of(micro_batches.begin(), micro_batches.end(), [](const MicroBatch& b) { return b.real > 0; });
       weights_.BeginStep(/*overwrite=*/any && !captured);
       const double weight = 1.0 / (double(std::max<int64_t>(1, real_samples)) * double(model_.loss_elements()));
+      int passes = 0;
       for (size_t i = 0; i < micro_batches.size(); ++i) {
-        if (micro_batches[i].real > 0) RETURN_IF_ERROR(ForwardBackward(int(i), micro_batches[i], weight));
+        if (micro_batches[i].real == 0) continue;
+        RETURN_IF_ERROR(ForwardBackward(int(i), micro_batches[i], weight));
+        ++passes;
+        if (accelerator_->device().is_cpu()) AddPassTimes(1, &times);
       }
+      if (passes == 0) accelerator_->Mark(Moment::kBackwardDone);
       at::Tensor tail = weights_.gradients.narrow(0, table_.flat_size, kTailSize);
       if (signals.stop) tail[kStop].fill_(1);
       if (signals.checkpoint) tail[kCheckpoint].fill_(1);
       RETURN_IF_ERROR(communicator_.AllReduceSum(weights_.gradients.mutable_data_ptr<float>(),
                                                  table_.flat_size + kTailSize, accelerator_->stream()));
+      accelerator_->Mark(Moment::kReduced);
       const at::Tensor norm = GradientNorm();
       Update(tail, norm, lr);
       results_.copy_(at::cat({tail, norm.view({1})}), /*non_blocking=*/true);
+      accelerator_->Mark(Moment::kUpdated);
       accelerator_->Synchronize();
+      // Of several passes on a GPU only the last one's moments are left; they are alike.
+      if (!accelerator_->device().is_cpu() && passes > 0) AddPassTimes(passes, &times);
+      times.communication_s = communicator_.size() > 1 ? accelerator_->Between(Moment::kBackwardDone, Moment::kReduced) : 0;
+      times.optimizer_s = accelerator_->Between(Moment::kReduced, Moment::kUpdated);
       return communicator_.CheckAsync();
     }));
     const float* values = results_.const_data_ptr<float>();
@@ -131,6 +143,7 @@ class TorchStep : public Step {
     result.skipped = halted_ || !finite;
     result.signals = {values[kStop] > 0, values[kCheckpoint] > 0};
     result.step = ++step_;
+    result.times = times;
     if (!result.skipped) ++updates_;
     if (!halted_) {
       nan_steps_in_row_ = finite ? 0 : nan_steps_in_row_ + 1;
@@ -173,6 +186,29 @@ class TorchStep : public Step {
     return features;
   }
 
+  absl::StatusOr<Reconstruction> Reconstruct(const MicroBatch& batch) override {
+    const Geometry& g = model_.geometry();
+    if (g.spec.task() != "mae" || g.dims > 2) return absl::UnimplementedError("only 1-D and 2-D auto-encoders have pictures");
+    Reconstruction r;
+    r.samples = batch.real;
+    r.channels = g.spec.in_chans();
+    r.size = g.input_size;
+    if (batch.real == 0) return r;
+    RETURN_IF_ERROR(Inside("drawing pictures", [&]() -> absl::Status {
+      ASSIGN_OR_RETURN(const BatchTensors tensors, staging_.Load(0, batch, Staging::Use::kEvaluate, 1.0, batch.real));
+      const ReconstructResult result = model_.Reconstruct(tensors, rewrite());
+      const int64_t elements = tensors.x.numel();
+      r.input.resize(elements);
+      r.predicted.resize(elements);
+      r.masked.resize(elements);
+      at::from_blob(r.input.data(), {elements}).copy_(tensors.x.reshape({-1}));
+      at::from_blob(r.predicted.data(), {elements}).copy_(result.predicted.reshape({-1}));
+      at::from_blob(r.masked.data(), {elements}, at::kByte).copy_(result.masked.reshape({-1}));
+      return absl::OkStatus();
+    }));
+    return r;
+  }
+
   std::string Describe() const override { return description_; }
   int64_t peak_memory_bytes() const override { return accelerator_->peak_memory_bytes(); }
 
@@ -188,6 +224,13 @@ class TorchStep : public Step {
     return caught.ok() ? status : caught;
   }
 
+  using Moment = Accelerator::Moment;
+
+  void AddPassTimes(int passes, StepResult::Times* times) const {
+    times->forward_s += passes * accelerator_->Between(Moment::kBegin, Moment::kForwardDone);
+    times->backward_s += passes * accelerator_->Between(Moment::kForwardDone, Moment::kBackwardDone);
+  }
+
   Rewrite rewrite() const { return mode_ == Mode::kEager ? Rewrite::kEager : Rewrite::kOptimized; }
 
   absl::Status ForwardBackward(int micro_batch, const MicroBatch& batch, double weight) {
@@ -196,15 +239,18 @@ class TorchStep : public Step {
     ASSIGN_OR_RETURN(const BatchTensors tensors,
                      staging_.Load(micro_batch, batch, Staging::Use::kTrain, weight, rows));
     auto body = [&] {
+      accelerator_->Mark(Moment::kBegin);
       weights_.BeginBackward();
       at::Tensor loss;
       {
         const c10::AutoGradMode record(true);
         loss = model_.Forward(tensors, {.rewrite = rewrite()}).loss;
+        accelerator_->Mark(Moment::kForwardDone);
         loss.backward();
       }
       weights_.EndBackward();
       weights_.gradients[table_.flat_size + kLoss].add_(loss.detach());
+      accelerator_->Mark(Moment::kBackwardDone);
     };
     if (mode_ != Mode::kGraphSafe || !accelerator_->captures()) {
       body();
