@@ -6,9 +6,14 @@
 #include <cstdio>
 #include <cstring>
 #include <ctime>
+#include <fstream>
+#include <iterator>
 #include <memory>
+#include <sstream>
 #include <string>
 #include <vector>
+
+#include <unistd.h>
 
 #include "CLI/CLI.hpp"
 #include "base/job_yaml.h"
@@ -16,6 +21,7 @@
 #include "base/plan/parameters.h"
 #include "base/random.h"
 #include "base/status.h"
+#include "hierad/version.h"
 #include "nlohmann/json.hpp"
 #include "worker/comm/communicator.h"
 #include "worker/step/step.h"
@@ -64,6 +70,18 @@ std::vector<float> RandomSamples(int64_t count, int64_t size) {
   return samples;
 }
 
+// Seconds since this process was started, loading of its libraries included.
+double SecondsSinceStart() {
+  std::ifstream file("/proc/self/stat");
+  std::string text((std::istreambuf_iterator<char>(file)), {});
+  std::istringstream fields(text.substr(text.rfind(')') + 1));   // the name before it may hold anything
+  std::string field;
+  for (int i = 3; i <= 22; ++i) fields >> field;                 // starttime, in ticks since boot
+  timespec now{};
+  clock_gettime(CLOCK_BOOTTIME, &now);
+  return double(now.tv_sec) + 1e-9 * double(now.tv_nsec) - std::strtod(field.c_str(), nullptr) / double(sysconf(_SC_CLK_TCK));
+}
+
 absl::StatusOr<nlohmann::json> Bench(const Arguments& arguments) {
   ASSIGN_OR_RETURN(const v1::JobSpec spec, JobOf(arguments));
   ASSIGN_OR_RETURN(const Geometry geometry, Geometry::From(spec.model()));
@@ -90,6 +108,7 @@ absl::StatusOr<nlohmann::json> Bench(const Arguments& arguments) {
 
   std::vector<double> times_ms;
   std::clock_t processor_time = 0;
+  double first_step_s = 0;
   std::vector<double> losses;
   std::vector<StepResult::Times> times;
   int under_way = 0;
@@ -109,6 +128,7 @@ absl::StatusOr<nlohmann::json> Bench(const Arguments& arguments) {
     for (under_way += 1; under_way > (arguments.sync ? 0 : step->records_behind()); --under_way) {
       ASSIGN_OR_RETURN(const StepResult result, step->Take());
       losses.push_back(result.loss);
+      if (losses.size() == 1) first_step_s = SecondsSinceStart();
       if (s >= arguments.warmup && result.times.has_value()) times.push_back(*result.times);
     }
     const std::chrono::duration<double, std::milli> elapsed = std::chrono::steady_clock::now() - begin;
@@ -122,7 +142,8 @@ absl::StatusOr<nlohmann::json> Bench(const Arguments& arguments) {
     std::sort(values.begin(), values.end());
     return values.empty() ? nlohmann::json() : nlohmann::json(values[values.size() / 2]);
   };
-  return nlohmann::json{{"idle_median_ms", median_ms(&StepResult::Times::idle_s)},
+  return nlohmann::json{{"commit", Commit()},
+                        {"idle_median_ms", median_ms(&StepResult::Times::idle_s)},
                         {"forward_median_ms", median_ms(&StepResult::Times::forward_s)},
                         {"backward_median_ms", median_ms(&StepResult::Times::backward_s)},
                         {"communication_median_ms", median_ms(&StepResult::Times::communication_s)},
@@ -140,6 +161,7 @@ absl::StatusOr<nlohmann::json> Bench(const Arguments& arguments) {
                         {"processor_ms_per_step", 1e3 * double(processor_time) / CLOCKS_PER_SEC / double(times_ms.size())},
                         {"samples_per_s", 1000.0 * double(batch * micro_steps) / times_ms[times_ms.size() / 2]},
                         {"peak_memory_gib", double(step->peak_memory_bytes()) / double(int64_t{1} << 30)},
+                        {"first_step_s", first_step_s},
                         {"loss_first", losses.front()},
                         {"loss_last", losses.back()}};
 }
@@ -169,6 +191,7 @@ int Main(int argc, char** argv) {
   app.add_option("--steps", arguments.steps, "timed steps")->check(CLI::Range(1, 1000000));
   app.add_option("--warmup", arguments.warmup, "steps before them")->check(CLI::Range(1, 1000000));
   app.add_option("--lr", arguments.lr, "learning rate");
+  app.set_version_flag("--version", std::string(Version()) + " (" + std::string(Commit()) + ")");
   CLI11_PARSE(app, argc, argv);
   const auto result = Bench(arguments);
   if (!result.ok()) {
