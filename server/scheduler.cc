@@ -50,13 +50,12 @@ Scheduler::Decision Scheduler::Consider(const QueuedJob& job) {
     return {Verdict::kWaits, {}, absl::StrCat("is tried again in ", (job.retry_in_ms + 999) / 1000, " s")};
   }
   const v1::Slot::Kind kind = KindFor(job.device);
-  int connected = 0, known = 0, free = 0, largest_known = 0;
+  int connected = 0, known = 0, free = 0;
   std::vector<size_t> order;   // connected nodes with a free slot
   std::vector<int> free_of(nodes_.size());
   for (size_t n = 0; n < nodes_.size(); ++n) {
     const int all = CountSlots(nodes_[n], kind, false);
     known += all;
-    largest_known = std::max(largest_known, all);
     if (!nodes_[n].connected) continue;
     ++connected;
     free_of[n] = CountSlots(nodes_[n], kind, true);
@@ -67,12 +66,9 @@ Scheduler::Decision Scheduler::Consider(const QueuedJob& job) {
     return {Verdict::kWaits, {}, "waits for an agent: none has connected yet (is hierad-agent running?)"};
   }
   const std::string wants = absl::StrCat("wants ", job.ranks, " ", Word(kind), job.ranks == 1 ? " slot" : " slots");
-  const int possible = kind == v1::Slot::CPU ? largest_known : known;
-  if (possible < job.ranks) {
-    std::string why = kind == v1::Slot::CPU && known >= job.ranks
-                          ? absl::StrCat(wants, " on one node (CPU ranks share memory); the largest node has ", largest_known)
-                          : absl::StrCat(wants, "; all known nodes together have ", known);
-    return {Verdict::kStepsAside, {}, absl::StrCat(why, ". It waits for a node with more; lower resources.ranks or cancel it")};
+  if (known < job.ranks) {
+    return {Verdict::kStepsAside, {}, absl::StrCat(wants, "; all known nodes together have ", known,
+                                                   ". It waits for a node with more; lower resources.ranks or cancel it")};
   }
 
   // One node: the one with the least left over.
@@ -81,11 +77,11 @@ Scheduler::Decision Scheduler::Consider(const QueuedJob& job) {
     if (free_of[n] >= job.ranks) return {Verdict::kPlaced, Take({n}, kind, job.ranks), ""};
   }
   // Several: as few as possible.
-  if (kind == v1::Slot::CUDA && free >= job.ranks) {
+  if (free >= job.ranks) {
     std::reverse(order.begin(), order.end());
     return {Verdict::kPlaced, Take(order, kind, job.ranks), ""};
   }
-  return {Verdict::kWaits, {}, absl::StrCat("waits for free slots: ", wants, kind == v1::Slot::CPU && free >= job.ranks ? " on one node" : "", "; free are ", free, " of ", known,
+  return {Verdict::kWaits, {}, absl::StrCat("waits for free slots: ", wants, "; free are ", free, " of ", known,
                                             connected == 0 ? ", and no agent is connected" : "")};
 }
 
