@@ -5,6 +5,7 @@
 #include "absl/strings/str_cat.h"
 #include "base/fs.h"
 #include "base/limits.h"
+#include "base/text.h"
 #include "server/job_log.h"
 #include "server/rpc_status.h"
 #include "server/run_folder.h"
@@ -61,16 +62,28 @@ bool ControlService::Pause(grpc::ServerContext* context, std::chrono::millisecon
   return !ending_ && !context->IsCancelled();
 }
 
-grpc::Status ControlService::Submit(grpc::ServerContext*, const v1::SubmitRequest* request, v1::SubmitReply* reply) {
+absl::Status ControlService::CheckOwn(const grpc::ServerContext& context, uint64_t job_id) const {
+  auto caller = authz_->CallerOf(context);
+  if (!caller.ok()) return caller.status();
+  if (caller->AllJobs()) return absl::OkStatus();
+  auto job = Await<v1::Job>([&](auto done) { coordinator_->Get(job_id, done); });
+  if (!job.ok()) return job.status();
+  if (job->submitter() == caller->name) return absl::OkStatus();
+  return absl::PermissionDeniedError(absl::StrCat("job ", job_id, " is ", Printable(job->submitter()), "'s, and you are ", caller->name));
+}
+
+grpc::Status ControlService::Submit(grpc::ServerContext* context, const v1::SubmitRequest* request, v1::SubmitReply* reply) {
+  auto caller = authz_->CallerOf(*context);
+  if (!caller.ok()) return ToRpc(caller.status());
   if (absl::Status s = CheckClientKey(request->client_key()); !s.ok()) return ToRpc(s);
   // A known key first: by now the job itself may have made what the checks below would refuse.
-  auto known = Await<v1::SubmitReply>([&](auto done) { coordinator_->FindByClientKey(request->client_key(), done); });
+  auto known = Await<v1::SubmitReply>([&](auto done) { coordinator_->FindByClientKey(request->client_key(), caller->name, done); });
   if (known.ok() || !absl::IsNotFound(known.status())) return Answer(std::move(known), reply);
   v1::SubmitRequest checked = *request;
   if (absl::Status s = AsStatus(PrepareSpec(checked.mutable_spec())); !s.ok()) return ToRpc(s);
   const std::string& folder = checked.spec().output().folder();
   const absl::Status folder_check = folder.empty() ? absl::OkStatus() : CheckOutputFolder(folder);
-  return Answer(Await<v1::SubmitReply>([&](auto done) { coordinator_->Submit(std::move(checked), folder_check, done); }), reply);
+  return Answer(Await<v1::SubmitReply>([&](auto done) { coordinator_->Submit(std::move(checked), caller->name, folder_check, done); }), reply);
 }
 
 grpc::Status ControlService::Validate(grpc::ServerContext*, const v1::ValidateRequest* request, v1::ValidateReply* reply) {
@@ -97,21 +110,25 @@ grpc::Status ControlService::Validate(grpc::ServerContext*, const v1::ValidateRe
   return grpc::Status::OK;
 }
 
-grpc::Status ControlService::Get(grpc::ServerContext*, const v1::GetRequest* request, v1::Job* reply) {
+grpc::Status ControlService::Get(grpc::ServerContext* context, const v1::GetRequest* request, v1::Job* reply) {
+  if (absl::Status own = CheckOwn(*context, request->job_id()); !own.ok()) return ToRpc(own);
   return Answer(Await<v1::Job>([&](auto done) { coordinator_->Get(request->job_id(), done); }), reply);
 }
 
-grpc::Status ControlService::List(grpc::ServerContext*, const v1::ListRequest* request, v1::ListReply* reply) {
+grpc::Status ControlService::List(grpc::ServerContext* context, const v1::ListRequest* request, v1::ListReply* reply) {
+  auto caller = authz_->CallerOf(*context);
+  if (!caller.ok()) return ToRpc(caller.status());
   if (request->states_size() > v1::JobState_ARRAYSIZE) return ToRpc(absl::InvalidArgumentError("states: the same state more than once"));
   for (int state : request->states()) {
     if (!v1::JobState_IsValid(state) || state == 0) return ToRpc(absl::InvalidArgumentError(absl::StrCat("states: ", state, " is no state")));
   }
-  return Answer(Await<v1::ListReply>([&](auto done) { coordinator_->List(*request, done); }), reply);
+  return Answer(Await<v1::ListReply>([&](auto done) { coordinator_->List(*request, caller->AllJobs() ? "" : caller->name, done); }), reply);
 }
 
 grpc::Status ControlService::Watch(grpc::ServerContext* context, const v1::WatchRequest* request, grpc::ServerWriter<v1::WatchReply>* writer) {
   StreamSlot slot(this);
   if (!slot.status().ok()) return ToRpc(slot.status());
+  if (absl::Status own = CheckOwn(*context, request->job_id()); !own.ok()) return ToRpc(own);
   WatchPlace place;
   place.job_id = request->job_id();
   place.after_step = request->after_step();
@@ -133,6 +150,7 @@ grpc::Status ControlService::Watch(grpc::ServerContext* context, const v1::Watch
 grpc::Status ControlService::Logs(grpc::ServerContext* context, const v1::LogsRequest* request, grpc::ServerWriter<v1::LogsReply>* writer) {
   StreamSlot slot(this);
   if (!slot.status().ok()) return ToRpc(slot.status());
+  if (absl::Status own = CheckOwn(*context, request->job_id()); !own.ok()) return ToRpc(own);
   const auto get = [&] { return Await<v1::Job>([&](auto done) { coordinator_->Get(request->job_id(), done); }); };
   auto job = get();
   if (!job.ok()) return ToRpc(job.status());
@@ -164,11 +182,13 @@ grpc::Status ControlService::Logs(grpc::ServerContext* context, const v1::LogsRe
   }
 }
 
-grpc::Status ControlService::Cancel(grpc::ServerContext*, const v1::CancelRequest* request, v1::Job* reply) {
+grpc::Status ControlService::Cancel(grpc::ServerContext* context, const v1::CancelRequest* request, v1::Job* reply) {
+  if (absl::Status own = CheckOwn(*context, request->job_id()); !own.ok()) return ToRpc(own);
   return Answer(Await<v1::Job>([&](auto done) { coordinator_->Cancel(request->job_id(), done); }), reply);
 }
 
-grpc::Status ControlService::ListCheckpoints(grpc::ServerContext*, const v1::ListCheckpointsRequest* request, v1::ListCheckpointsReply* reply) {
+grpc::Status ControlService::ListCheckpoints(grpc::ServerContext* context, const v1::ListCheckpointsRequest* request, v1::ListCheckpointsReply* reply) {
+  if (absl::Status own = CheckOwn(*context, request->job_id()); !own.ok()) return ToRpc(own);
   return Answer(Await<v1::ListCheckpointsReply>([&](auto done) { coordinator_->ListCheckpoints(request->job_id(), done); }), reply);
 }
 

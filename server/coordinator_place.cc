@@ -138,14 +138,14 @@ void Coordinator::Place() {
 }
 
 void Coordinator::Begin(LiveJob* job, const std::vector<struct Place>& places) {
-  if (absl::Status made = MakeRunFolder(job->row); !made.ok()) {
+  Placed placed;
+  placed.credential = NewCredential();
+  if (absl::Status made = MakeRunFolder(job->row, placed.credential); !made.ok()) {
     const bool ours = made.code() == absl::StatusCode::kResourceExhausted || made.code() == absl::StatusCode::kInternal ||
                       made.code() == absl::StatusCode::kUnavailable;
     Change(job, PlacementFailed{ours ? v1::REASON_CHECKPOINT : v1::REASON_USER_ERROR, std::string(made.message())});
     return;
   }
-  Placed placed;
-  placed.credential = NewCredential();
   for (const struct Place& place : places) {
     RankRow& rank = placed.ranks.emplace_back();
     rank.rank = static_cast<int>(placed.ranks.size()) - 1;

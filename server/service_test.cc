@@ -38,13 +38,11 @@ class ServiceTest : public testing::Test {
     ASSERT_TRUE(store.ok()) << store.status();
     CoordinatorOptions options;
     options.runs_folder = folder_ + "/runs";
-    options.endpoint = Endpoint();
-    options.submitter = "me";
     auto coordinator = Coordinator::Create(options, *std::move(store), &Clock::System());
     ASSERT_TRUE(coordinator.ok()) << coordinator.status();
     coordinator_ = *std::move(coordinator);
     loop_ = std::thread([this] { coordinator_->Run(); });
-    auto server = RpcServer::Start({Endpoint(), "", "1.2.3", "abc"}, coordinator_.get(), &Clock::System());
+    auto server = RpcServer::Start({Endpoint(), "", "1.2.3", "abc", "me"}, coordinator_.get(), &Clock::System());
     ASSERT_TRUE(server.ok()) << server.status();
     server_ = *std::move(server);
     channel_ = grpc::CreateChannel(Endpoint(), grpc::InsecureChannelCredentials());
@@ -251,7 +249,7 @@ TEST_F(ServiceTest, AJobRunsOverTheWire) {
   v1::AgentOrders orders;
   while (orders.assignments_size() == 0) ASSERT_TRUE(agent->Read(&orders));
   const v1::Assignment assignment = orders.assignments(0);
-  EXPECT_EQ(assignment.endpoint(), Endpoint());
+  EXPECT_EQ(assignment.endpoint(), "");   // its agent knows better
   v1::RankProcess* process = report.add_processes();
   process->set_job_id(id);
   process->set_attempt(1);
