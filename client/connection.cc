@@ -142,8 +142,9 @@ absl::StatusOr<std::unique_ptr<Connection>> Connection::Open(const std::string& 
     const std::string folder = CertificatesFolder();
     auto read = ReadCertificates(folder);
     if (!read.ok()) {
-      return Annotate(read.status(), "hierad speaks TLS only at " + PrintableSentence(address) + ", and there are no certificates in \"" + Printable(folder) +
-                                         "\" (HIERAD_CERTIFICATES names another folder; deploy/certs makes them)");
+      return absl::FailedPreconditionError("hierad speaks TLS only at " + PrintableSentence(address) + ", and there are no usable certificates in \"" +
+                                           Printable(folder) + "\" (HIERAD_CERTIFICATES names another folder; deploy/certs makes them): " +
+                                           std::string(read.status().message()));
     }
     certificates = *std::move(read);
   }

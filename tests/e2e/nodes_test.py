@@ -46,8 +46,14 @@ class Relay:
             except OSError:
                 near.close()
                 continue
-            for source, target in ((near, far), (far, near)):
-                threading.Thread(target=self.pump, args=(source, target), daemon=True).start()
+            threading.Thread(target=self.carry, args=(near, far), daemon=True).start()
+
+    def carry(self, near, far):
+        with near, far:
+            back = threading.Thread(target=self.pump, args=(far, near), daemon=True)
+            back.start()
+            self.pump(near, far)
+            back.join()
 
     def pump(self, source, target):
         try:
