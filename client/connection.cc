@@ -13,6 +13,8 @@
 #include <cstdlib>
 #include <cstring>
 
+#include "base/channel/certificates.h"
+#include "base/channel/channel.h"
 #include "base/fs.h"
 #include "base/limits.h"
 #include "base/status.h"
@@ -107,7 +109,17 @@ absl::StatusOr<std::string> ServerTarget(const std::string& address) {
   return "dns:///" + address;
 }
 
-Connection::Connection(std::string target, bool guessed) : target_(std::move(target)), guessed_(guessed) {
+std::string CertificatesFolder() {
+  const char* named = std::getenv("HIERAD_CERTIFICATES");
+  if (named != nullptr && *named != '\0') return named;
+  const char* config = std::getenv("XDG_CONFIG_HOME");
+  if (config != nullptr && *config == '/') return JoinPath(config, "hierad");
+  const char* home = std::getenv("HOME");
+  return JoinPath(home != nullptr && *home == '/' ? home : "/", ".config/hierad");
+}
+
+Connection::Connection(std::string target, bool guessed, const std::shared_ptr<grpc::ChannelCredentials>& credentials)
+    : target_(std::move(target)), guessed_(guessed) {
   grpc::ChannelArguments arguments;
   arguments.SetMaxReceiveMessageSize(int(limits::kGrpcMessageBytes));
   arguments.SetMaxSendMessageSize(int(limits::kGrpcMessageBytes));
@@ -119,14 +131,25 @@ Connection::Connection(std::string target, bool guessed) : target_(std::move(tar
     arguments.SetInt(GRPC_ARG_KEEPALIVE_TIME_MS, 30'000);
     arguments.SetInt(GRPC_ARG_KEEPALIVE_TIMEOUT_MS, 10'000);
   }
-  stub_ = v1::ControlService::NewStub(
-      grpc::CreateCustomChannel(target_, grpc::InsecureChannelCredentials(), arguments));
+  stub_ = v1::ControlService::NewStub(grpc::CreateCustomChannel(target_, credentials, arguments));
   if (target_.rfind("dns:///", 0) == 0) target_ = target_.substr(7);
 }
 
 absl::StatusOr<std::unique_ptr<Connection>> Connection::Open(const std::string& address) {
   ASSIGN_OR_RETURN(std::string target, ServerTarget(address.empty() ? DefaultServer() : address));
-  return std::unique_ptr<Connection>(new Connection(std::move(target), address.empty()));
+  v1::Certificates certificates;
+  if (target.rfind("unix:", 0) != 0) {
+    const std::string folder = CertificatesFolder();
+    auto read = ReadCertificates(folder);
+    if (!read.ok()) {
+      return absl::FailedPreconditionError("hierad speaks TLS only at " + PrintableSentence(address) + ", and there are no usable certificates in \"" +
+                                           Printable(folder) + "\" (HIERAD_CERTIFICATES names another folder; deploy/certs makes them): " +
+                                           std::string(read.status().message()));
+    }
+    certificates = *std::move(read);
+  }
+  ASSIGN_OR_RETURN(const auto credentials, CredentialsFor(target, certificates));
+  return std::unique_ptr<Connection>(new Connection(std::move(target), address.empty(), credentials));
 }
 
 void Connection::SetDeadline(grpc::ClientContext* context, std::chrono::nanoseconds timeout) {

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <grpcpp/client_context.h>
+#include <grpcpp/security/credentials.h>
 
 #include <chrono>
 #include <memory>
@@ -25,6 +26,9 @@ std::string DefaultServer();
 
 // "unix:/path", "/path" (the same) or "host:port", as gRPC wants it; InvalidArgument: none of these.
 absl::StatusOr<std::string> ServerTarget(const std::string& address);
+
+// Where the certificates for host:port are: HIERAD_CERTIFICATES, else ~/.config/hierad.
+std::string CertificatesFolder();
 
 class Connection {
  public:
@@ -53,7 +57,7 @@ class Connection {
   absl::Status ErrorFrom(const grpc::Status& status) const;
 
  private:
-  Connection(std::string target, bool guessed);
+  Connection(std::string target, bool guessed, const std::shared_ptr<grpc::ChannelCredentials>& credentials);
 
   std::string target_;
   bool guessed_;

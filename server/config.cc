@@ -33,7 +33,8 @@ std::map<std::string, std::function<bool(const std::string&)>> Setters(ServerCon
   const auto seconds = [](double* to) { return [to](const std::string& v) { return absl::SimpleAtod(v, to); }; };
   return {
       {"state_folder", text(&c->state_folder)}, {"listen", text(&c->listen)},
-      {"tcp", text(&c->tcp)}, {"metrics", text(&c->metrics)}, {"web", text(&c->web)},
+      {"access", text(&c->access)}, {"access_group", text(&c->access_group)},
+      {"tcp", text(&c->tcp)}, {"certificates", text(&c->certificates)}, {"metrics", text(&c->metrics)}, {"web", text(&c->web)},
       {"agent", text(&c->agent)}, {"agent_lifetime", text(&c->agent_lifetime)},
       {"cpu_slots", [c](const std::string& v) { return v == "auto" ? (c->cpu_slots = -1, true) : absl::SimpleAtoi(v, &c->cpu_slots); }},
       {"runs_folder", text(&c->runs_folder)}, {"stop_grace_s", seconds(&c->stop_grace_s)},
@@ -118,14 +119,6 @@ absl::StatusOr<HostPort> ParseHostPort(const std::string& text) {
   return result;
 }
 
-bool IsLoopback(const std::string& host) {
-  if (host == "localhost") return true;
-  in_addr v4;
-  if (inet_pton(AF_INET, host.c_str(), &v4) == 1) return (ntohl(v4.s_addr) >> 24) == 127;
-  in6_addr v6;
-  return inet_pton(AF_INET6, host.c_str(), &v6) == 1 && IN6_IS_ADDR_LOOPBACK(&v6);
-}
-
 absl::Status CheckListen(const std::string& what, const HostPort& address) {
   const std::string where = absl::StrCat(what, ": cannot listen on ", address.host, ":", address.port, ": ");
   addrinfo hints{};
@@ -158,7 +151,7 @@ absl::Status CompleteConfig(ServerConfig* c) {
   RETURN_IF_ERROR(Absolute("runs_folder", &c->runs_folder));
   if (c->listen.empty()) c->listen = absl::StrCat("unix:", JoinPath(c->state_folder, "hierad.sock"));
   if (c->listen.rfind("unix:", 0) != 0) {
-    return Bad(absl::StrCat("listen: \"", Printable(c->listen), "\" is not unix:/path; for TCP on the loopback there is the setting tcp"));
+    return Bad(absl::StrCat("listen: \"", Printable(c->listen), "\" is not unix:/path; for TCP there is the setting tcp"));
   }
   std::string socket = c->listen.substr(5);
   if (socket.empty()) return Bad("listen: unix: without a path");
@@ -171,10 +164,11 @@ absl::Status CompleteConfig(ServerConfig* c) {
   if (!c->tcp.empty()) {
     auto address = ParseHostPort(c->tcp);
     if (!address.ok()) return Annotate(address.status(), "tcp");
-    if (!IsLoopback(address->host)) {
-      return Bad(absl::StrCat("tcp: ", Printable(c->tcp), " is not on the loopback; hierad has no passwords and listens to its own machine only: give 127.0.0.1:port, "
-                              "and reach it from elsewhere through ssh -L"));
+    if (c->certificates.empty()) {
+      return Bad(absl::StrCat("tcp: ", Printable(c->tcp), " needs certificates: over TCP hierad speaks mutual TLS only; make them with deploy/certs and "
+                              "give their folder as certificates"));
     }
+    RETURN_IF_ERROR(Absolute("certificates", &c->certificates));
   }
   if (c->metrics != "off") {
     auto address = ParseHostPort(c->metrics);
@@ -186,6 +180,11 @@ absl::Status CompleteConfig(ServerConfig* c) {
     if (!IsLoopback(address->host)) {
       return Bad(absl::StrCat("web: ", Printable(c->web), " is not on the loopback; the page has no passwords: give 127.0.0.1:port, and reach it from elsewhere through ssh -L"));
     }
+  }
+  RETURN_IF_ERROR(CheckWord("access", c->access, {"owner", "group", "everyone"}));
+  if ((c->access == "group") == c->access_group.empty()) {
+    return Bad(c->access == "group" ? "access: group needs access_group, the group whose members may use hierad"
+                                    : absl::StrCat("access_group: ", Printable(c->access_group), " is for access: group, not ", c->access));
   }
   RETURN_IF_ERROR(CheckWord("agent", c->agent, {"auto", "none"}));
   RETURN_IF_ERROR(CheckWord("agent_lifetime", c->agent_lifetime, {"service", "session"}));

@@ -12,7 +12,10 @@ namespace hierad {
 struct ServerConfig {
   std::string state_folder;              // empty: DefaultStateFolder()
   std::string listen;                    // unix:/path; empty: unix:STATE/hierad.sock
-  std::string tcp;                       // host:port on the loopback; empty: none
+  std::string access = "owner";          // who may open that socket: owner, group, everyone
+  std::string access_group;              // for access: group
+  std::string tcp;                       // host:port, mutual TLS; empty: none
+  std::string certificates;              // folder with ca.crt, tls.crt, tls.key; for tcp
   std::string metrics = "127.0.0.1:9464";   // host:port, or off
   std::string web = "off";               // host:port on the loopback of the page, or off
   std::string agent = "auto";            // auto: hierad sees to a local agent; none
@@ -44,7 +47,6 @@ struct HostPort {
   int port = 0;
 };
 absl::StatusOr<HostPort> ParseHostPort(const std::string& text);
-bool IsLoopback(const std::string& host);
 
 // Whether the address can be listened on now: Unavailable (in use), PermissionDenied, ... with the address and why.
 absl::Status CheckListen(const std::string& what, const HostPort& address);

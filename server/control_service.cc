@@ -7,6 +7,7 @@
 #include "base/fs.h"
 #include "base/limits.h"
 #include "base/plan/plan_report.h"
+#include "base/text.h"
 #include "server/await.h"
 #include "server/garbage.h"
 #include "server/job_log.h"
@@ -57,16 +58,28 @@ bool ControlService::Rest(grpc::ServerContext* context, std::chrono::millisecond
   return !ending_ && !context->IsCancelled();
 }
 
-grpc::Status ControlService::Submit(grpc::ServerContext*, const v1::SubmitRequest* request, v1::SubmitReply* reply) {
+absl::Status ControlService::CheckOwn(const grpc::ServerContext& context, uint64_t job_id) const {
+  auto caller = authz_->CallerOf(context);
+  if (!caller.ok()) return caller.status();
+  if (caller->AllJobs()) return absl::OkStatus();
+  auto job = Await<v1::Job>([&](auto done) { coordinator_->Get(job_id, done); });
+  if (!job.ok()) return job.status();
+  if (job->submitter() == caller->name) return absl::OkStatus();
+  return absl::PermissionDeniedError(absl::StrCat("job ", job_id, " is ", Printable(job->submitter()), "'s, and you are ", caller->name));
+}
+
+grpc::Status ControlService::Submit(grpc::ServerContext* context, const v1::SubmitRequest* request, v1::SubmitReply* reply) {
+  auto caller = authz_->CallerOf(*context);
+  if (!caller.ok()) return ToRpc(caller.status());
   if (absl::Status s = CheckClientKey(request->client_key()); !s.ok()) return ToRpc(s);
   // A known key first: by now the job itself may have made what the checks below would refuse.
-  auto known = Await<v1::SubmitReply>([&](auto done) { coordinator_->FindByClientKey(request->client_key(), done); });
+  auto known = Await<v1::SubmitReply>([&](auto done) { coordinator_->FindByClientKey(request->client_key(), caller->name, done); });
   if (known.ok() || !absl::IsNotFound(known.status())) return Answer(std::move(known), reply);
   v1::SubmitRequest checked = *request;
   if (absl::Status s = AsStatus(PrepareSpec(checked.mutable_spec())); !s.ok()) return ToRpc(s);
   const std::string& folder = checked.spec().output().folder();
   const absl::Status folder_check = folder.empty() ? absl::OkStatus() : CheckOutputFolder(folder);
-  return Answer(Await<v1::SubmitReply>([&](auto done) { coordinator_->Submit(std::move(checked), folder_check, done); }), reply);
+  return Answer(Await<v1::SubmitReply>([&](auto done) { coordinator_->Submit(std::move(checked), caller->name, folder_check, done); }), reply);
 }
 
 grpc::Status ControlService::Validate(grpc::ServerContext*, const v1::ValidateRequest* request, v1::ValidateReply* reply) {
@@ -94,21 +107,25 @@ grpc::Status ControlService::Validate(grpc::ServerContext*, const v1::ValidateRe
   return grpc::Status::OK;
 }
 
-grpc::Status ControlService::Get(grpc::ServerContext*, const v1::GetRequest* request, v1::Job* reply) {
+grpc::Status ControlService::Get(grpc::ServerContext* context, const v1::GetRequest* request, v1::Job* reply) {
+  if (absl::Status own = CheckOwn(*context, request->job_id()); !own.ok()) return ToRpc(own);
   return Answer(Await<v1::Job>([&](auto done) { coordinator_->Get(request->job_id(), done); }), reply);
 }
 
-grpc::Status ControlService::List(grpc::ServerContext*, const v1::ListRequest* request, v1::ListReply* reply) {
+grpc::Status ControlService::List(grpc::ServerContext* context, const v1::ListRequest* request, v1::ListReply* reply) {
+  auto caller = authz_->CallerOf(*context);
+  if (!caller.ok()) return ToRpc(caller.status());
   if (request->states_size() > v1::JobState_ARRAYSIZE) return ToRpc(absl::InvalidArgumentError("states: the same state more than once"));
   for (int state : request->states()) {
     if (!v1::JobState_IsValid(state) || state == 0) return ToRpc(absl::InvalidArgumentError(absl::StrCat("states: ", state, " is no state")));
   }
-  return Answer(Await<v1::ListReply>([&](auto done) { coordinator_->List(*request, done); }), reply);
+  return Answer(Await<v1::ListReply>([&](auto done) { coordinator_->List(*request, caller->AllJobs() ? "" : caller->name, done); }), reply);
 }
 
 grpc::Status ControlService::Watch(grpc::ServerContext* context, const v1::WatchRequest* request, grpc::ServerWriter<v1::WatchReply>* writer) {
   StreamSlot slot(this);
   if (!slot.status().ok()) return ToRpc(slot.status());
+  if (absl::Status own = CheckOwn(*context, request->job_id()); !own.ok()) return ToRpc(own);
   WatchPlace place;
   place.job_id = request->job_id();
   place.after_step = request->after_step();
@@ -154,7 +171,8 @@ bool ControlService::WriteEarlier(const WatchView& view, int64_t after_step, grp
   return true;
 }
 
-grpc::Status ControlService::Metrics(grpc::ServerContext*, const v1::MetricsRequest* request, grpc::ServerWriter<v1::MetricsReply>* writer) {
+grpc::Status ControlService::Metrics(grpc::ServerContext* context, const v1::MetricsRequest* request, grpc::ServerWriter<v1::MetricsReply>* writer) {
+  if (absl::Status own = CheckOwn(*context, request->job_id()); !own.ok()) return ToRpc(own);
   StreamSlot slot(this);
   if (!slot.status().ok()) return ToRpc(slot.status());
   if (request->from_step() < 0 || request->to_step() < 0 || request->every() < 0) {
@@ -178,6 +196,7 @@ grpc::Status ControlService::Metrics(grpc::ServerContext*, const v1::MetricsRequ
 grpc::Status ControlService::Logs(grpc::ServerContext* context, const v1::LogsRequest* request, grpc::ServerWriter<v1::LogsReply>* writer) {
   StreamSlot slot(this);
   if (!slot.status().ok()) return ToRpc(slot.status());
+  if (absl::Status own = CheckOwn(*context, request->job_id()); !own.ok()) return ToRpc(own);
   const auto get = [&] { return Await<v1::Job>([&](auto done) { coordinator_->Get(request->job_id(), done); }); };
   auto job = get();
   if (!job.ok()) return ToRpc(job.status());
@@ -209,23 +228,28 @@ grpc::Status ControlService::Logs(grpc::ServerContext* context, const v1::LogsRe
   }
 }
 
-grpc::Status ControlService::Cancel(grpc::ServerContext*, const v1::CancelRequest* request, v1::Job* reply) {
+grpc::Status ControlService::Cancel(grpc::ServerContext* context, const v1::CancelRequest* request, v1::Job* reply) {
+  if (absl::Status own = CheckOwn(*context, request->job_id()); !own.ok()) return ToRpc(own);
   return Answer(Await<v1::Job>([&](auto done) { coordinator_->Cancel(request->job_id(), request->now(), done); }), reply);
 }
 
-grpc::Status ControlService::Pause(grpc::ServerContext*, const v1::PauseRequest* request, v1::Job* reply) {
+grpc::Status ControlService::Pause(grpc::ServerContext* context, const v1::PauseRequest* request, v1::Job* reply) {
+  if (absl::Status own = CheckOwn(*context, request->job_id()); !own.ok()) return ToRpc(own);
   return Answer(Await<v1::Job>([&](auto done) { coordinator_->Pause(request->job_id(), done); }), reply);
 }
 
-grpc::Status ControlService::Resume(grpc::ServerContext*, const v1::ResumeRequest* request, v1::Job* reply) {
+grpc::Status ControlService::Resume(grpc::ServerContext* context, const v1::ResumeRequest* request, v1::Job* reply) {
+  if (absl::Status own = CheckOwn(*context, request->job_id()); !own.ok()) return ToRpc(own);
   return Answer(Await<v1::Job>([&](auto done) { coordinator_->Resume(request->job_id(), done); }), reply);
 }
 
-grpc::Status ControlService::Checkpoint(grpc::ServerContext*, const v1::CheckpointRequest* request, v1::Job* reply) {
+grpc::Status ControlService::Checkpoint(grpc::ServerContext* context, const v1::CheckpointRequest* request, v1::Job* reply) {
+  if (absl::Status own = CheckOwn(*context, request->job_id()); !own.ok()) return ToRpc(own);
   return Answer(Await<v1::Job>([&](auto done) { coordinator_->Checkpoint(request->job_id(), done); }), reply);
 }
 
-grpc::Status ControlService::SetLr(grpc::ServerContext*, const v1::SetLrRequest* request, v1::Job* reply) {
+grpc::Status ControlService::SetLr(grpc::ServerContext* context, const v1::SetLrRequest* request, v1::Job* reply) {
+  if (absl::Status own = CheckOwn(*context, request->job_id()); !own.ok()) return ToRpc(own);
   return Answer(Await<v1::Job>([&](auto done) { coordinator_->SetLr(request->job_id(), request->lr(), done); }), reply);
 }
 
@@ -237,11 +261,13 @@ grpc::Status ControlService::DrainNode(grpc::ServerContext*, const v1::DrainNode
 grpc::Status ControlService::CollectGarbage(grpc::ServerContext* context, const v1::CollectGarbageRequest* request, v1::CollectGarbageReply* reply) {
   if (request->older_than_s() < 0) return ToRpc(absl::InvalidArgumentError(absl::StrCat("older_than_s: ", request->older_than_s(), " is below 0")));
   const int64_t before_ms = clock_->UnixMs() - 1000 * std::min<int64_t>(request->older_than_s(), INT64_MAX / 2000);
+  auto caller = authz_->CallerOf(*context);
+  if (!caller.ok()) return ToRpc(caller.status());
   std::vector<v1::Garbage> found;
   v1::ListRequest page;
   for (v1::JobState state : {v1::SUCCEEDED, v1::FAILED, v1::CANCELLED}) page.add_states(state);
   while (!context->IsCancelled()) {
-    auto jobs = Await<v1::ListReply>([&](auto done) { coordinator_->List(page, done); });
+    auto jobs = Await<v1::ListReply>([&](auto done) { coordinator_->List(page, caller->AllJobs() ? "" : caller->name, done); });
     if (!jobs.ok()) return ToRpc(jobs.status());
     for (const v1::Job& job : jobs->jobs()) {
       page.set_before_id(job.id());
@@ -269,7 +295,8 @@ void ControlService::RemoveGarbage(v1::Garbage* garbage) {
   if (!removed.ok()) garbage->set_problem(std::string(removed.message()));
 }
 
-grpc::Status ControlService::ListCheckpoints(grpc::ServerContext*, const v1::ListCheckpointsRequest* request, v1::ListCheckpointsReply* reply) {
+grpc::Status ControlService::ListCheckpoints(grpc::ServerContext* context, const v1::ListCheckpointsRequest* request, v1::ListCheckpointsReply* reply) {
+  if (absl::Status own = CheckOwn(*context, request->job_id()); !own.ok()) return ToRpc(own);
   return Answer(Await<v1::ListCheckpointsReply>([&](auto done) { coordinator_->ListCheckpoints(request->job_id(), done); }), reply);
 }
 

@@ -15,6 +15,8 @@ namespace {
 
 absl::Status Stopped() { return absl::UnavailableError("hierad is stopping; try again when it is back"); }
 
+absl::Status KeyOfAnother() { return absl::AlreadyExistsError("client_key: another user's job has it; choose another (hierctl does by itself)"); }
+
 absl::Status NoSuchJob(uint64_t job_id) { return absl::NotFoundError(absl::StrCat("there is no job ", job_id)); }
 
 }  // namespace
@@ -313,8 +315,8 @@ void Coordinator::SetKillTime(LiveJob* job) {
   job->kill_at = now_ + (job->gentle ? options_.pause_grace : kPeersGrace);
 }
 
-void Coordinator::Submit(v1::SubmitRequest request, absl::Status folder_check, Reply<v1::SubmitReply> reply) {
-  auto work = [this, request = std::move(request), folder_check, reply]() mutable {
+void Coordinator::Submit(v1::SubmitRequest request, std::string submitter, absl::Status folder_check, Reply<v1::SubmitReply> reply) {
+  auto work = [this, request = std::move(request), submitter = std::move(submitter), folder_check, reply]() mutable {
     const auto refuse = [this, reply](absl::Status status) {
       AfterCommit([reply, status](const absl::Status&) { reply(status); });
     };
@@ -340,7 +342,7 @@ void Coordinator::Submit(v1::SubmitRequest request, absl::Status folder_check, R
       JobRow& row = job->row;
       row.id = id;
       row.client_key = request.client_key();
-      row.submitter = options_.submitter;
+      row.submitter = submitter;
       row.spec = std::move(*request.mutable_spec());
       row.submitted_ms = unix_ms_;
       row.run_folder = row.spec.output().folder();
@@ -362,10 +364,11 @@ void Coordinator::Submit(v1::SubmitRequest request, absl::Status folder_check, R
       jobs_[id] = std::move(job);
       place_ = true;
     }
-    AfterCommit([this, id, existed, reply](const absl::Status& status) {
+    AfterCommit([this, id, existed, submitter, reply](const absl::Status& status) {
       if (!status.ok()) return reply(status);
       auto view = ViewOf(id);
       if (!view.ok()) return reply(view.status());
+      if (view->submitter() != submitter) return reply(KeyOfAnother());
       if (!existed) spdlog::info("job {} ({}) queued", id, view->spec().name());
       v1::SubmitReply answer;
       *answer.mutable_job() = *std::move(view);
@@ -376,8 +379,8 @@ void Coordinator::Submit(v1::SubmitRequest request, absl::Status folder_check, R
   Post(std::move(work), [reply] { reply(Stopped()); });
 }
 
-void Coordinator::FindByClientKey(std::string key, Reply<v1::SubmitReply> reply) {
-  Ask<v1::SubmitReply>(reply, [this, key]() -> absl::StatusOr<v1::SubmitReply> {
+void Coordinator::FindByClientKey(std::string key, std::string submitter, Reply<v1::SubmitReply> reply) {
+  Ask<v1::SubmitReply>(reply, [this, key, submitter]() -> absl::StatusOr<v1::SubmitReply> {
     uint64_t id = 0;
     if (const auto known = by_key_.find(key); known != by_key_.end()) {
       id = known->second;
@@ -388,6 +391,7 @@ void Coordinator::FindByClientKey(std::string key, Reply<v1::SubmitReply> reply)
     }
     auto view = ViewOf(id);
     if (!view.ok()) return view.status();
+    if (view->submitter() != submitter) return KeyOfAnother();
     v1::SubmitReply answer;
     *answer.mutable_job() = *std::move(view);
     answer.set_existed(true);
@@ -399,9 +403,10 @@ void Coordinator::Get(uint64_t job_id, Reply<v1::Job> reply) {
   Ask<v1::Job>(reply, [this, job_id] { return ViewOf(job_id); });
 }
 
-void Coordinator::List(v1::ListRequest request, Reply<v1::ListReply> reply) {
-  Ask<v1::ListReply>(reply, [this, request]() -> absl::StatusOr<v1::ListReply> {
+void Coordinator::List(v1::ListRequest request, std::string submitter, Reply<v1::ListReply> reply) {
+  Ask<v1::ListReply>(reply, [this, request, submitter]() -> absl::StatusOr<v1::ListReply> {
     ListFilter filter;
+    filter.submitter = submitter;
     for (int state : request.states()) filter.states.push_back(static_cast<v1::JobState>(state));
     filter.before_id = request.before_id();
     filter.limit = request.limit() == 0 ? limits::kListLimit : static_cast<int>(std::min<uint32_t>(request.limit(), limits::kListLimit));

@@ -38,8 +38,6 @@ namespace hierad {
 
 struct CoordinatorOptions {
   std::string runs_folder;                             // absolute
-  std::string endpoint;                                // what workers dial: unix:/path
-  std::string submitter;                               // owner of the socket
   History* history = nullptr;                          // outlives the coordinator; none: no steps are kept (tests)
   std::chrono::nanoseconds node_lost_after = std::chrono::seconds(15);
   std::chrono::milliseconds stop_grace = std::chrono::seconds(30);   // from SIGTERM to SIGKILL of a cancelled worker
@@ -113,11 +111,12 @@ class Coordinator {
   void BeginDrain();   // places no more jobs, takes no more submissions
   void EndSessions();  // agents and workers are told to dial again later
 
-  // For clients. Replies come after the commit.
-  void Submit(v1::SubmitRequest request, absl::Status folder_check, Reply<v1::SubmitReply> reply);
-  void FindByClientKey(std::string key, Reply<v1::SubmitReply> reply);   // NotFound: no such job yet
+  // For clients. Replies come after the commit. `submitter`: who will own the job; a known key of someone else's is refused.
+  void Submit(v1::SubmitRequest request, std::string submitter, absl::Status folder_check, Reply<v1::SubmitReply> reply);
+  void FindByClientKey(std::string key, std::string submitter, Reply<v1::SubmitReply> reply);   // NotFound: no such job yet
   void Get(uint64_t job_id, Reply<v1::Job> reply);
-  void List(v1::ListRequest request, Reply<v1::ListReply> reply);
+  // `submitter`: only this one's jobs; empty: all.
+  void List(v1::ListRequest request, std::string submitter, Reply<v1::ListReply> reply);
   void Cancel(uint64_t job_id, bool now, Reply<v1::Job> reply);
   void Pause(uint64_t job_id, Reply<v1::Job> reply);
   void Resume(uint64_t job_id, Reply<v1::Job> reply);
@@ -132,7 +131,8 @@ class Coordinator {
   void Look(Reply<Overview> reply);
 
   // For sessions. A link is told to send whole states and may drop older ones it has not sent yet.
-  uint64_t OpenAgent(std::shared_ptr<AgentLink> link);
+  // `node`: the only one that the agent may speak for; empty: any.
+  uint64_t OpenAgent(std::shared_ptr<AgentLink> link, std::string node = "");
   void ReportAgent(uint64_t session, v1::AgentReport report, std::function<void()> done);
   void CloseAgent(uint64_t session);
   uint64_t OpenWorker(std::shared_ptr<WorkerLink> link);

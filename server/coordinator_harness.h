@@ -212,8 +212,6 @@ class CoordinatorTest : public testing::Test {
     ASSERT_TRUE(store.ok()) << store.status();
     CoordinatorOptions options;
     options.runs_folder = folder_ + "/runs";
-    options.endpoint = "unix:/nowhere";
-    options.submitter = "me";
     options.free_bytes = [this](const std::string&) -> absl::StatusOr<int64_t> { return free_bytes_; };
     auto coordinator = Coordinator::Create(options, *std::move(store), &clock_);
     ASSERT_TRUE(coordinator.ok()) << coordinator.status();
@@ -268,7 +266,7 @@ class CoordinatorTest : public testing::Test {
     request.set_client_key(key);
     *request.mutable_spec() = spec;
     std::optional<absl::StatusOr<v1::SubmitReply>> answer;
-    coordinator_->Submit(request, absl::OkStatus(), [&](auto reply) { answer = std::move(reply); });
+    coordinator_->Submit(request, "me", absl::OkStatus(), [&](auto reply) { answer = std::move(reply); });
     coordinator_->Turn();
     EXPECT_TRUE(answer.has_value());
     return *std::move(answer);

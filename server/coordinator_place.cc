@@ -175,16 +175,16 @@ void Coordinator::Place() {
 }
 
 void Coordinator::Begin(LiveJob* job, const std::vector<struct Place>& places) {
+  Placed placed;
+  placed.credential = NewCredential();
   absl::Status made = Failpoint("hierad.run_folder");
-  if (made.ok()) made = MakeRunFolder(job->row);
+  if (made.ok()) made = MakeRunFolder(job->row, placed.credential);
   if (!made.ok()) {
     const bool ours = made.code() == absl::StatusCode::kResourceExhausted || made.code() == absl::StatusCode::kInternal ||
                       made.code() == absl::StatusCode::kUnavailable;
     Change(job, PlacementFailed{ours ? v1::REASON_CHECKPOINT : v1::REASON_USER_ERROR, std::string(made.message())});
     return;
   }
-  Placed placed;
-  placed.credential = NewCredential();
   for (const struct Place& place : places) {
     RankRow& rank = placed.ranks.emplace_back();
     rank.rank = static_cast<int>(placed.ranks.size()) - 1;

@@ -61,13 +61,17 @@ RankEnded EndOf(const v1::RankProcess& process) {
 
 }  // namespace
 
-uint64_t Coordinator::OpenAgent(std::shared_ptr<AgentLink> link) {
+uint64_t Coordinator::OpenAgent(std::shared_ptr<AgentLink> link, std::string node) {
   uint64_t session;
   {
     std::lock_guard lock(mutex_);
     session = next_session_++;
   }
-  Post([this, session, link] { agents_[session].link = link; },
+  Post(
+      [this, session, link, node = std::move(node)] {
+        agents_[session].link = link;
+        agents_[session].only_node = node;
+      },
        [link] { link->Close(absl::UnavailableError("hierad is stopping")); });
   return session;
 }
@@ -101,6 +105,11 @@ Node* Coordinator::BindNode(AgentSession* session, const v1::AgentReport& report
   const absl::Status legal = CheckAgentReport(report);
   if (!legal.ok()) {
     session->link->Close(legal);
+    return nullptr;
+  }
+  if (!session->only_node.empty() && session->only_node != report.node()) {
+    session->link->Close(absl::PermissionDeniedError(absl::StrCat("this agent's certificate is for node \"", session->only_node, "\", not \"",
+                                                                  Printable(report.node()), "\"; start it with --node ", session->only_node)));
     return nullptr;
   }
   if (!session->node.empty() && session->node != report.node()) {
@@ -405,8 +414,8 @@ v1::AgentOrders Coordinator::OrdersFor(const Node& node) {
       a->set_local_world_size(rank.local_world_size);
       *a->mutable_spec() = job.row.spec;
       a->set_run_folder(job.row.run_folder);
-      a->set_endpoint(options_.endpoint);
       a->set_credential(job.row.credential);
+      a->set_user(job.row.submitter);
       *a->mutable_slot() = rank.slot;
       for (const v1::CheckpointInfo& info : job.start_from) *a->add_checkpoints() = info;
     }

@@ -22,7 +22,7 @@ TEST_F(CoordinatorTest, AJobRunsFromSubmitToSuccess) {
   EXPECT_EQ(a.world_size(), 2);
   EXPECT_EQ(a.local_rank(), 1);
   EXPECT_EQ(a.local_world_size(), 2);
-  EXPECT_EQ(a.endpoint(), "unix:/nowhere");
+  EXPECT_EQ(a.user(), "me");
   EXPECT_EQ(a.credential().size(), 64u);
   EXPECT_EQ(a.run_folder(), absl::StrCat(folder_, "/runs/", id, "-job"));
   auto yaml = ReadJobYaml(a.run_folder() + "/job.yaml");
@@ -100,7 +100,7 @@ TEST_F(CoordinatorTest, TwoSubmitsOfOneKeyInOneTurnAreOneJob) {
     v1::SubmitRequest request;
     request.set_client_key("k");
     *request.mutable_spec() = Spec();
-    coordinator_->Submit(request, absl::OkStatus(), [&](auto reply) { replies.push_back(*reply); });
+    coordinator_->Submit(request, "me", absl::OkStatus(), [&](auto reply) { replies.push_back(*reply); });
   }
   coordinator_->Turn();
   ASSERT_EQ(replies.size(), 2u);

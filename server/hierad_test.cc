@@ -98,8 +98,8 @@ TEST_F(HieradTest, RefusesWhatItCannotUseBeforeItChangesAnything) {
   ASSERT_EQ(getsockname(fd, reinterpret_cast<sockaddr*>(&address), &size), 0);
   const std::string taken = absl::StrCat("127.0.0.1:", ntohs(address.sin_port));
   ExpectRefusal({"--state", State(), "--metrics", taken}, taken);
-  ExpectRefusal({"--state", State(), "--metrics", "off", "--tcp", taken}, taken);
-  ExpectRefusal({"--state", State(), "--tcp", "0.0.0.0:7000"}, "loopback");
+  ExpectRefusal({"--state", State(), "--metrics", "off", "--tcp", taken, "--certificates", folder_}, taken);
+  ExpectRefusal({"--state", State(), "--tcp", "0.0.0.0:7000"}, "mutual TLS");
   ExpectRefusal({"--state", State(), "--metrics", "192.0.2.1:9000"}, "192.0.2.1:9000");
   EXPECT_FALSE(Exists(State()));
   close(fd);

@@ -104,6 +104,7 @@ struct Node {
 struct AgentSession {
   std::shared_ptr<AgentLink> link;
   std::string node;                         // empty: has not reported yet
+  std::string only_node;                    // may speak for this one only; empty: for any
   std::string sent;                         // the last orders, without their sequence
 };
 

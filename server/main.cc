@@ -1,5 +1,4 @@
 // hierad: flags and wiring.
-#include <pwd.h>
 #include <signal.h>
 #include <spdlog/sinks/rotating_file_sink.h>
 #include <spdlog/sinks/stdout_sinks.h>
@@ -24,6 +23,7 @@
 #include "server/exporter.h"
 #include "server/history.h"
 #include "server/local_agent.h"
+#include "server/peer_identity.h"
 #include "server/rpc_server.h"
 #include "server/state_folder.h"
 #include "server/store.h"
@@ -33,14 +33,6 @@ namespace hierad {
 namespace {
 
 constexpr char kSystemConfig[] = "/etc/hierad/hierad.yaml";
-
-std::string OwnerName() {
-  passwd entry;
-  passwd* found = nullptr;
-  char buffer[4096];
-  if (getpwuid_r(geteuid(), &entry, buffer, sizeof(buffer), &found) == 0 && found != nullptr) return found->pw_name;
-  return absl::StrCat("uid ", geteuid());
-}
 
 // Everything that can be refused is refused before any state changes.
 absl::Status Serve(const ServerConfig& config, const sigset_t& stop_signals) {
@@ -64,8 +56,6 @@ absl::Status Serve(const ServerConfig& config, const sigset_t& stop_signals) {
   ASSIGN_OR_RETURN(std::unique_ptr<Store> store, Store::Open(JoinPath(config.state_folder, "hierad.db")));
   CoordinatorOptions options;
   options.runs_folder = config.runs_folder;
-  options.endpoint = config.listen;
-  options.submitter = OwnerName();
   ASSIGN_OR_RETURN(const std::unique_ptr<History> history, History::Open(JoinPath(config.state_folder, "history")));
   options.history = history.get();
   const auto seconds = [](double s) { return std::chrono::milliseconds(static_cast<int64_t>(s * 1000)); };
@@ -81,7 +71,8 @@ absl::Status Serve(const ServerConfig& config, const sigset_t& stop_signals) {
     loop.join();
   };
 
-  auto rpc = RpcServer::Start({config.listen, config.tcp, version, commit, history.get()}, coordinator.get(), &clock);
+  auto rpc = RpcServer::Start({config.listen, config.tcp, version, commit, UserName(geteuid()), config.certificates, config.access,
+                               config.access_group, history.get()}, coordinator.get(), &clock);
   if (!rpc.ok()) {
     end_loop();
     return rpc.status();
@@ -158,7 +149,10 @@ int Main(int argc, char** argv) {
   app.add_option("--config", config_file, absl::StrCat("Settings (configs/hierad.yaml shows all); default: ", kSystemConfig, " if it is there"));
   app.add_option("--state,--state-folder", flags.state_folder, absl::StrCat("Folder of hierad's state; default: ", DefaultStateFolder()));
   app.add_option("--listen", flags.listen, "unix:/path; default: unix:STATE/hierad.sock");
-  app.add_option("--tcp", flags.tcp, "host:port on the loopback; default: none");
+  app.add_option("--access", flags.access, "Who may open that socket: owner, group, everyone; default: owner");
+  app.add_option("--access-group", flags.access_group, "The group, for --access group");
+  app.add_option("--tcp", flags.tcp, "host:port, mutual TLS; default: none");
+  app.add_option("--certificates", flags.certificates, "Folder with ca.crt, tls.crt and tls.key, for --tcp");
   app.add_option("--metrics", flags.metrics, "host:port of the Prometheus exporter, or off; default: 127.0.0.1:9464");
   app.add_option("--web", flags.web, "host:port on the loopback of the web page, or off; default: off");
   app.add_option("--agent", flags.agent, "auto: see to the agent of this machine; none; default: auto");
@@ -187,7 +181,10 @@ int Main(int argc, char** argv) {
   };
   over("--state", config.state_folder, flags.state_folder);
   over("--listen", config.listen, flags.listen);
+  over("--access", config.access, flags.access);
+  over("--access-group", config.access_group, flags.access_group);
   over("--tcp", config.tcp, flags.tcp);
+  over("--certificates", config.certificates, flags.certificates);
   over("--metrics", config.metrics, flags.metrics);
   over("--web", config.web, flags.web);
   over("--agent", config.agent, flags.agent);

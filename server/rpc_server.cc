@@ -3,6 +3,9 @@
 #include <grpcpp/ext/proto_server_reflection_plugin.h>
 #include <grpcpp/health_check_service_interface.h>
 #include <grpcpp/resource_quota.h>
+#include <grpcpp/security/tls_certificate_provider.h>
+#include <grpcpp/security/tls_credentials_options.h>
+#include <grp.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/un.h>
@@ -10,8 +13,10 @@
 
 #include <cerrno>
 #include <cstring>
+#include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "base/channel/certificates.h"
 #include "base/fs.h"
 #include "base/limits.h"
 #include "base/status.h"
@@ -21,6 +26,7 @@
 namespace hierad {
 namespace {
 
+constexpr unsigned kCertificateLookS = 2;   // between two looks at the certificates' files
 constexpr int kThreads = 1024;   // of synchronous calls: the streams of ControlService, and as many more short calls
 
 // A socket left by a killed hierad is removed; one that somebody listens on, or another kind of file, is not.
@@ -43,10 +49,50 @@ absl::Status ClearSocket(const std::string& path) {
   return absl::OkStatus();
 }
 
+// Who may open the socket.
+struct Access {
+  mode_t mode = 0600;
+  gid_t group = static_cast<gid_t>(-1);
+  bool shared = false;
+};
+
+absl::StatusOr<Access> AccessOf(const RpcServerOptions& options, const std::string& path) {
+  Access access;
+  if (options.access == "owner") return access;
+  access.shared = true;
+  access.mode = options.access == "group" ? 0660 : 0666;
+  if (options.access == "group") {
+    group entry;
+    group* found = nullptr;
+    std::vector<char> buffer(64 << 10);
+    if (getgrnam_r(options.access_group.c_str(), &entry, buffer.data(), buffer.size(), &found) != 0 || found == nullptr) {
+      return absl::NotFoundError(absl::StrCat("access_group: there is no group \"", Printable(options.access_group), "\" on this machine"));
+    }
+    access.group = found->gr_gid;
+  }
+  struct stat info;
+  if (stat(FolderOf(path).c_str(), &info) == 0 && (info.st_mode & (options.access == "group" ? 011 : 001)) == 0) {
+    return absl::FailedPreconditionError(absl::StrCat("access: ", options.access, ", but others cannot enter \"", Printable(FolderOf(path)),
+                                                      "\"; put the socket elsewhere, as with --listen unix:/run/hierad/hierad.sock"));
+  }
+  return access;
+}
+
+std::shared_ptr<grpc::ServerCredentials> TlsCredentials(const std::string& folder) {
+  auto provider = std::make_shared<grpc::experimental::FileWatcherCertificateProvider>(
+      JoinPath(folder, kKeyFile), JoinPath(folder, kCertificateFile), JoinPath(folder, kCaFile), kCertificateLookS);
+  grpc::experimental::TlsServerCredentialsOptions options(provider);
+  options.watch_root_certs();
+  options.watch_identity_key_cert_pairs();
+  options.set_cert_request_type(GRPC_SSL_REQUEST_AND_REQUIRE_CLIENT_CERTIFICATE_AND_VERIFY);
+  return grpc::experimental::TlsServerCredentials(options);
+}
+
 }  // namespace
 
-RpcServer::RpcServer(const RpcServerOptions& options, Coordinator* coordinator, const Clock* clock)
-    : control_(coordinator, clock, options.history, options.version, options.commit), agents_(coordinator), workers_(coordinator) {}
+RpcServer::RpcServer(const RpcServerOptions& options, std::unique_ptr<PeerIdentity> peers, Coordinator* coordinator, const Clock* clock)
+    : peers_(std::move(peers)), authz_(peers_.get(), options.owner),
+      control_(coordinator, &authz_, clock, options.history, options.version, options.commit), agents_(coordinator, &authz_), workers_(coordinator) {}
 
 RpcServer::~RpcServer() { Stop(); }
 
@@ -56,8 +102,14 @@ absl::StatusOr<std::unique_ptr<RpcServer>> RpcServer::Start(const RpcServerOptio
   if (!options.tcp.empty()) {
     ASSIGN_OR_RETURN(const HostPort address, ParseHostPort(options.tcp));
     RETURN_IF_ERROR(CheckListen("tcp", address));
+    RETURN_IF_ERROR(ReadCertificates(options.certificates).status());
   }
-  std::unique_ptr<RpcServer> rpc(new RpcServer(options, coordinator, clock));
+  ASSIGN_OR_RETURN(const Access access, AccessOf(options, path));
+  std::unique_ptr<PeerIdentity> peers;
+  if (access.shared) {
+    ASSIGN_OR_RETURN(peers, PeerIdentity::Listen(path, access.mode, access.group));
+  }
+  std::unique_ptr<RpcServer> rpc(new RpcServer(options, std::move(peers), coordinator, clock));
   static const bool plugins = [] {
     grpc::EnableDefaultHealthCheckService(true);
     grpc::reflection::InitProtoReflectionServerBuilderPlugin();
@@ -66,8 +118,12 @@ absl::StatusOr<std::unique_ptr<RpcServer>> RpcServer::Start(const RpcServerOptio
   (void)plugins;
   grpc::ServerBuilder builder;
   int unix_port = 0, tcp_port = 0;
-  builder.AddListeningPort(options.listen, grpc::InsecureServerCredentials(), &unix_port);
-  if (!options.tcp.empty()) builder.AddListeningPort(options.tcp, grpc::InsecureServerCredentials(), &tcp_port);
+  const auto listen = [&](const std::string& address, const std::shared_ptr<grpc::ServerCredentials>& credentials, int* port) {
+    credentials->SetAuthMetadataProcessor(rpc->authz_.Processor());
+    builder.AddListeningPort(address, credentials, port);
+  };
+  listen(options.listen, grpc::experimental::LocalServerCredentials(UDS), &unix_port);
+  if (!options.tcp.empty()) listen(options.tcp, TlsCredentials(options.certificates), &tcp_port);
   builder.SetMaxReceiveMessageSize(static_cast<int>(limits::kGrpcMessageBytes));
   builder.SetMaxSendMessageSize(static_cast<int>(limits::kGrpcMessageBytes));
   builder.AddChannelArgument(GRPC_ARG_ALLOW_REUSEPORT, 0);   // else a second hierad would share the port in silence
@@ -89,7 +145,10 @@ absl::StatusOr<std::unique_ptr<RpcServer>> RpcServer::Start(const RpcServerOptio
     return absl::UnavailableError(absl::StrCat("cannot listen on ", options.listen, options.tcp.empty() ? "" : absl::StrCat(" and ", options.tcp),
                                                "; is the folder there and writable, and the address free?"));
   }
-  if (chmod(path.c_str(), 0600) != 0) return ErrnoStatus(errno, "listen: cannot protect the socket", path);
+  if ((access.shared && access.group != static_cast<gid_t>(-1) && chown(path.c_str(), static_cast<uid_t>(-1), access.group) != 0) ||
+      chmod(path.c_str(), access.mode) != 0) {
+    return ErrnoStatus(errno, "listen: cannot set who may open the socket", path);
+  }
   return rpc;
 }
 

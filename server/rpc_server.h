@@ -1,5 +1,6 @@
-// The gRPC server: control, agents, workers, health and reflection, on a unix socket of mode 0600 and, if asked for, on a
-// loopback port. Limits of limits.h on every message, keepalive from this side too.
+// The gRPC server: control, agents, workers, health and reflection, on a unix socket and, if asked for, on a TCP port that
+// speaks mutual TLS only; its certificates are read again when their files change. Authz is asked before every call.
+// Limits of limits.h on every message, keepalive from this side too.
 #pragma once
 
 #include <grpcpp/grpcpp.h>
@@ -10,15 +11,21 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "server/agent_service.h"
+#include "server/authz.h"
 #include "server/control_service.h"
+#include "server/peer_identity.h"
 #include "server/worker_service.h"
 
 namespace hierad {
 
 struct RpcServerOptions {
-  std::string listen;   // unix:/path
-  std::string tcp;      // host:port; empty: none
+  std::string listen;         // unix:/path
+  std::string tcp;            // host:port; empty: none
   std::string version, commit;
+  std::string owner;          // the user that hierad runs as
+  std::string certificates;   // folder, for tcp
+  std::string access = "owner";   // who may open the unix socket: owner, group, everyone
+  std::string access_group;
   const History* history = nullptr;   // outlives the server; none: no job has steps
 };
 
@@ -30,7 +37,9 @@ class RpcServer {
   void Stop();   // ends streams, waits for calls under way
 
  private:
-  RpcServer(const RpcServerOptions& options, Coordinator* coordinator, const Clock* clock);
+  RpcServer(const RpcServerOptions& options, std::unique_ptr<PeerIdentity> peers, Coordinator* coordinator, const Clock* clock);
+  const std::unique_ptr<PeerIdentity> peers_;   // null: the socket is private
+  const Authz authz_;
   ControlService control_;
   AgentService agents_;
   WorkerService workers_;

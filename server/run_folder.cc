@@ -5,6 +5,7 @@
 #include <filesystem>
 
 #include "absl/strings/str_cat.h"
+#include "base/attempt_mark.h"
 #include "base/fs.h"
 #include "base/job_yaml.h"
 #include "base/text.h"
@@ -36,8 +37,9 @@ absl::Status CheckOutputFolder(const std::string& folder) {
                                                     "), which a new job would replace; give another folder, or move that one away"));
 }
 
-absl::Status MakeRunFolder(const JobRow& job) {
+absl::Status MakeRunFolder(const JobRow& job, const std::string& credential) {
   if (absl::Status s = MakeFolders(job.run_folder); !s.ok()) return s;
+  if (absl::Status s = WriteFileAtomic(JoinPath(job.run_folder, kAttemptMarkFile), AttemptMark(credential)); !s.ok()) return s;
   return WriteFileAtomic(JoinPath(job.run_folder, "job.yaml"), ToJobYaml(job.spec));
 }
 

@@ -15,7 +15,7 @@ std::string NormalFolder(const std::string& folder);
 // A folder given by the user must not hold an earlier run's checkpoints: a new job would replace them. Any thread.
 absl::Status CheckOutputFolder(const std::string& folder);
 
-// Makes it and writes the resolved job.yaml there. Repeating it (a next attempt) is fine.
-absl::Status MakeRunFolder(const JobRow& job);
+// Makes it and writes there the resolved job.yaml and the mark of the attempt that begins: ranks of an older one end.
+absl::Status MakeRunFolder(const JobRow& job, const std::string& credential);
 
 }  // namespace hierad

@@ -81,8 +81,9 @@ std::vector<Place> Scheduler::Take(const std::vector<size_t>& order, v1::Slot::K
   for (size_t n : order) {
     NodeSlots& node = nodes_[n];
     const size_t first = places.size();
+    const int room = Room(node, kind, job.rank_bytes, Count::kFree);   // CPU slots share their node's memory
     for (NodeSlots::Use& use : node.slots) {
-      if (static_cast<int>(places.size()) == job.ranks) break;
+      if (static_cast<int>(places.size()) == job.ranks || static_cast<int>(places.size() - first) == room) break;
       if (use.busy || use.slot.kind() != kind || (kind == v1::Slot::CUDA && !Holds(use.slot, job.rank_bytes))) continue;
       use.busy = true;
       use.taken_bytes = job.rank_bytes;
@@ -98,15 +99,13 @@ Scheduler::Decision Scheduler::Consider(const QueuedJob& job) {
     return {Verdict::kWaits, {}, absl::StrCat("is tried again in ", (job.retry_in_ms + 999) / 1000, " s")};
   }
   const v1::Slot::Kind kind = KindFor(job.device);
-  int connected = 0, known = 0, free = 0, largest_known = 0, slots = 0, largest_slots = 0, free_slots = 0, drained = 0;
+  int connected = 0, known = 0, free = 0, slots = 0, free_slots = 0, drained = 0;
   std::vector<size_t> order;   // connected nodes that can take a rank
   std::vector<int> free_of(nodes_.size());
   for (size_t n = 0; n < nodes_.size(); ++n) {
     const int all = Room(nodes_[n], kind, job.rank_bytes, Count::kAll), bare = Room(nodes_[n], kind, 0, Count::kAll);
     known += all;
     slots += bare;
-    largest_known = std::max(largest_known, all);
-    largest_slots = std::max(largest_slots, bare);
     if (!nodes_[n].connected) continue;
     ++connected;
     drained += nodes_[n].drained;
@@ -120,13 +119,11 @@ Scheduler::Decision Scheduler::Consider(const QueuedJob& job) {
     return {Verdict::kWaits, {}, "waits for an agent: none has connected yet (is hierad-agent running?)"};
   }
   const std::string wants = absl::StrCat("wants ", job.ranks, " ", Word(kind), job.ranks == 1 ? " slot" : " slots");
-  if ((kind == v1::Slot::CPU ? largest_slots : slots) < job.ranks) {
-    std::string why = kind == v1::Slot::CPU && slots >= job.ranks
-                          ? absl::StrCat(wants, " on one node (CPU ranks share memory); the largest node has ", largest_slots)
-                          : absl::StrCat(wants, "; all known nodes together have ", slots);
-    return {Verdict::kStepsAside, {}, absl::StrCat(why, ". It waits for a node with more; lower resources.ranks or cancel it")};
+  if (slots < job.ranks) {
+    return {Verdict::kStepsAside, {}, absl::StrCat(wants, "; all known nodes together have ", slots,
+                                                   ". It waits for a node with more; lower resources.ranks or cancel it")};
   }
-  if ((kind == v1::Slot::CPU ? largest_known : known) < job.ranks) {
+  if (known < job.ranks) {
     const std::string enough = kind == v1::Slot::CUDA && known > 0 ? absl::StrCat(", and ", known, known == 1 ? " card has" : " cards have", " room for one") : "";
     return {Verdict::kStepsAside, {}, absl::StrCat(MemoryWords(nodes_, kind, job), enough,
                                                    ". It waits for more; lower step.batch_per_rank (hierctl plan tells the largest that fits) or cancel it")};
@@ -138,12 +135,12 @@ Scheduler::Decision Scheduler::Consider(const QueuedJob& job) {
     if (free_of[n] >= job.ranks) return {Verdict::kPlaced, Take({n}, kind, job), ""};
   }
   // Several: as few as possible.
-  if (kind == v1::Slot::CUDA && free >= job.ranks) {
+  if (free >= job.ranks) {
     std::reverse(order.begin(), order.end());
     return {Verdict::kPlaced, Take(order, kind, job), ""};
   }
-  std::string why = absl::StrCat("waits for free slots: ", wants, kind == v1::Slot::CPU && free_slots >= job.ranks ? " on one node" : "", "; free are ",
-                                 free_slots, " of ", slots, connected == 0 ? ", and no agent is connected" : "");
+  std::string why = absl::StrCat("waits for free slots: ", wants, "; free are ", free_slots, " of ", slots,
+                                 connected == 0 ? ", and no agent is connected" : "");
   if (drained > 0) absl::StrAppend(&why, "; ", drained, drained == 1 ? " node is" : " nodes are", " drained");
   if (free < free_slots) absl::StrAppend(&why, "; it ", MemoryWords(nodes_, kind, job));
   return {Verdict::kWaits, {}, why};

@@ -1,7 +1,7 @@
 // Which queued job goes where: pure, no I/O. Strictly first come, first served; no backfill: the first job that must
 // wait lets none behind it pass. Exception: a job that is larger than everything that is known can never be the next,
 // so it steps aside until a node comes that has room for it. A gang is placed whole or not at all; on one node where
-// one has room, else over several (CUDA only: CPU ranks add up in shared memory).
+// one has room, else over several.
 //
 // Memory is a slot's property like its kind: a rank whose plan takes more than a card has is never put there. CPU slots
 // share their node's memory, so the ranks on a node together must fit into the sum of its CPU slots.

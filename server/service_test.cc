@@ -39,8 +39,6 @@ class ServiceTest : public testing::Test {
     CoordinatorOptions options;
     options.disk_reserve_bytes = 0;   // the machine of the test may have any disk
     options.runs_folder = folder_ + "/runs";
-    options.endpoint = Endpoint();
-    options.submitter = "me";
     auto history = History::Open(folder_ + "/history");
     ASSERT_TRUE(history.ok()) << history.status();
     history_ = *std::move(history);
@@ -49,7 +47,7 @@ class ServiceTest : public testing::Test {
     ASSERT_TRUE(coordinator.ok()) << coordinator.status();
     coordinator_ = *std::move(coordinator);
     loop_ = std::thread([this] { coordinator_->Run(); });
-    auto server = RpcServer::Start({Endpoint(), "", "1.2.3", "abc", history_.get()}, coordinator_.get(), &Clock::System());
+    auto server = RpcServer::Start({Endpoint(), "", "1.2.3", "abc", "me", "", "owner", "", history_.get()}, coordinator_.get(), &Clock::System());
     ASSERT_TRUE(server.ok()) << server.status();
     server_ = *std::move(server);
     channel_ = grpc::CreateChannel(Endpoint(), grpc::InsecureChannelCredentials());
@@ -338,7 +336,7 @@ TEST_F(ServiceTest, AJobRunsOverTheWire) {
   v1::AgentOrders orders;
   while (orders.assignments_size() == 0) ASSERT_TRUE(agent->Read(&orders));
   const v1::Assignment assignment = orders.assignments(0);
-  EXPECT_EQ(assignment.endpoint(), Endpoint());
+  EXPECT_EQ(assignment.endpoint(), "");   // its agent knows better
   v1::RankProcess* process = report.add_processes();
   process->set_job_id(id);
   process->set_attempt(1);

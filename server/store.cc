@@ -366,8 +366,10 @@ absl::StatusOr<std::vector<JobRow>> Store::List(const ListFilter& filter) {
   for (v1::JobState state : filter.states) absl::StrAppend(&states, states.empty() ? "" : ",", static_cast<int>(state));
   std::vector<JobRow> rows;
   Statement select(this, absl::StrCat("SELECT ", kJobColumns, " FROM jobs WHERE id < ?", states.empty() ? "" : absl::StrCat(" AND state IN (", states, ")"),
-                                      " ORDER BY id DESC LIMIT ?"));
-  select.Bind(filter.before_id == 0 ? INT64_MAX : static_cast<int64_t>(filter.before_id)).Bind(filter.limit);
+                                      filter.submitter.empty() ? "" : " AND submitter = ?", " ORDER BY id DESC LIMIT ?"));
+  select.Bind(filter.before_id == 0 ? INT64_MAX : static_cast<int64_t>(filter.before_id));
+  if (!filter.submitter.empty()) select.Bind(filter.submitter);
+  select.Bind(filter.limit);
   while (select.Next()) {
     if (!ReadJob(&select, &rows.emplace_back())) return absl::DataLossError(absl::StrCat(path_, ": job ", rows.back().id, " is not readable"));
   }

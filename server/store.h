@@ -41,6 +41,7 @@ struct StoreBatch {
 
 struct ListFilter {
   std::vector<v1::JobState> states;   // empty: all
+  std::string submitter;              // empty: of anyone
   uint64_t before_id = 0;             // 0: from the newest
   int limit = 1000;
 };

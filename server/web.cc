@@ -37,7 +37,7 @@ WebAnswer Refusal(const absl::Status& status) {
 WebAnswer AnswerOverview(const WebSources& s) {
   v1::ListRequest request;
   request.set_limit(limits::kListLimit);
-  auto jobs = Await<v1::ListReply>([&](auto reply) { s.coordinator->List(request, reply); });
+  auto jobs = Await<v1::ListReply>([&](auto reply) { s.coordinator->List(request, "", reply); });
   if (!jobs.ok()) return Refusal(jobs.status());
   auto nodes = Await<v1::NodesReply>([&](auto reply) { s.coordinator->Nodes(reply); });
   if (!nodes.ok()) return Refusal(nodes.status());

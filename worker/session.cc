@@ -12,6 +12,7 @@
 #include <spdlog/spdlog.h>
 
 #include "absl/strings/str_cat.h"
+#include "base/channel/channel.h"
 #include "base/clock.h"
 #include "base/failpoint.h"
 #include "base/fs.h"
@@ -53,7 +54,8 @@ class GrpcSession : public Session {
     arguments.SetInt(GRPC_ARG_MIN_RECONNECT_BACKOFF_MS, int(kFirstBackoff.count()));
     arguments.SetInt(GRPC_ARG_MAX_RECONNECT_BACKOFF_MS, int(kLongestBackoff.count()));
     arguments.SetInt(GRPC_ARG_ENABLE_HTTP_PROXY, 0);
-    stub_ = v1::WorkerService::NewStub(grpc::CreateCustomChannel(endpoint_, grpc::InsecureChannelCredentials(), arguments));
+    const auto credentials = CredentialsFor(endpoint_, assignment.certificates()).value();   // main has checked the assignment
+    stub_ = v1::WorkerService::NewStub(grpc::CreateCustomChannel(endpoint_, credentials, arguments));
     thread_ = std::thread([this] { Run(); });
   }
 

@@ -96,13 +96,15 @@ absl::Status Trainer::Join() {
   std::string rendezvous;
   if (options_.rank == 0) {
     ASSIGN_OR_RETURN(rendezvous, options_.cuda ? MakeNcclRendezvous()
-                                               : MakeSharedMemoryRendezvous(limits, options_.unique_name,
-                                                                            table_.flat_size * int64_t(sizeof(float))));
+                                 : !options_.collective_address.empty()
+                                     ? MakeTcpRendezvous(options_.collective_address)
+                                     : MakeSharedMemoryRendezvous(limits, options_.unique_name,
+                                                                  table_.flat_size * int64_t(sizeof(float))));
     session_->OfferRendezvous(rendezvous);
   } else {
     ASSIGN_OR_RETURN(rendezvous, session_->AwaitRendezvous(parts_.rendezvous_timeout));
   }
-  ASSIGN_OR_RETURN(communicator_, options_.cuda ? JoinNccl(limits, rendezvous) : JoinSharedMemory(limits, rendezvous));
+  ASSIGN_OR_RETURN(communicator_, options_.cuda ? JoinNccl(limits, rendezvous) : JoinCpu(limits, rendezvous));
   // From here on a stop is agreed at a step boundary.
   session_->AbandonOnStop(nullptr);
   abandon_ = false;

@@ -38,6 +38,7 @@ struct TrainerOptions {
   std::string run_folder;          // absolute
   std::string unique_name = "hierad";   // of the attempt
   int rank = 0, world_size = 1;
+  std::string collective_address;  // CPU ranks on several nodes: where rank 0 listens for the others; empty: all are here
   bool cuda = false;               // device 0 of the process
   int threads = 1;                 // compute threads
   int loader_threads = 1;

@@ -25,6 +25,7 @@
 #include "base/worker_exit.h"
 #include "hierad/v1/worker.pb.h"
 #include "hierad/version.h"
+#include "worker/attempt_watch.h"
 #include "worker/data/loader.h"
 #include "worker/session.h"
 
@@ -120,6 +121,9 @@ absl::StatusOr<v1::Assignment> ReadAssignment(int fd) {
     return absl::InternalError(absl::StrCat("the assignment says attempt ", assignment.attempt(), ", rank ", assignment.rank(), " of ",
                                             assignment.world_size(), ", run folder \"", Printable(assignment.run_folder()), "\""));
   }
+  if (assignment.endpoint().rfind("unix:", 0) != 0 && assignment.certificates().key().empty()) {
+    return absl::InternalError(absl::StrCat("the assignment names hierad at \"", Printable(assignment.endpoint()), "\" and no certificates for it"));
+  }
   return assignment;
 }
 
@@ -141,6 +145,7 @@ int RunAssigned(int fd, char** argv, std::chrono::nanoseconds start, const MakeP
   options.unique_name = absl::StrCat("hierad-", assignment->job_id(), "-", assignment->attempt());
   options.rank = assignment->rank();
   options.world_size = assignment->world_size();
+  if (assignment->local_world_size() < assignment->world_size()) options.collective_address = assignment->node_address();
   options.cuda = assignment->slot().kind() == v1::Slot::CUDA;
   options.terminate = &terminate_asked;
   options.process_start = start;
@@ -153,6 +158,10 @@ int RunAssigned(int fd, char** argv, std::chrono::nanoseconds start, const MakeP
   spdlog::info("hiera-worker {} ({}): job {}, attempt {}, rank {} of {}, slot {}, pid {}", std::string(Version()), std::string(Commit()),
                assignment->job_id(), assignment->attempt(), assignment->rank(), assignment->world_size(), assignment->slot().id(), getpid());
   (void)Failpoint("worker.begin");
+  const AttemptWatch watch(options.run_folder, assignment->credential(), [] {
+    std::fprintf(stderr, "a newer attempt of this job has taken the run folder: ending at once\n");
+    _exit(kWorkerExitFenced);
+  });
   const auto session = ConnectSession(*assignment, &terminate_asked);
   RunToTheEnd(std::move(options), make_parts, session.get());
 }

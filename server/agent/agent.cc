@@ -97,11 +97,13 @@ void Agent::OnSession() {
     grace_ = milliseconds(std::max<int64_t>(0, orders->grace_ms()));
     if (!ending_) ranks_->Apply(*orders);
   }
-  const std::optional<absl::Status> closed = session_->Closed();
-  if (!closed) return;
+  if (const std::optional<absl::Status> closed = session_->Closed()) ConnectLater(*closed);
+}
+
+void Agent::ConnectLater(const absl::Status& why) {
   if (!away_said_) {
     spdlog::warn("no connection to hierad at {}: {}; {} ranks go on, trying again", options_.server,
-                 std::string(closed->message()), ranks_->running());
+                 std::string(why.message()), ranks_->running());
     away_said_ = true;
   }
   session_.reset();
@@ -112,10 +114,12 @@ void Agent::OnSession() {
 void Agent::Connect() {
   heard_ = false;
   // Captures the descriptor's number alone: wake_ outlives session_.
-  session_ = OpenAgentSession(options_.server, [fd = wake_.get()] {
+  auto session = OpenAgentSession(options_.server, options_.certificates, [fd = wake_.get()] {
     const uint64_t one = 1;
     [[maybe_unused]] const ssize_t written = write(fd, &one, sizeof one);
   });
+  if (!session.ok()) return ConnectLater(session.status());
+  session_ = *std::move(session);
   changed_ = true;
 }
 

@@ -19,6 +19,7 @@ class Agent {
  public:
   struct Options {
     std::string server;        // unix:/path or host:port
+    std::string certificates;  // folder, for host:port
     std::string node;
     std::string instance;
     std::vector<v1::Slot> slots;
@@ -39,6 +40,7 @@ class Agent {
   void OnSignal(int number);
   void OnSession();
   void Connect();
+  void ConnectLater(const absl::Status& why);
   void Report();
   static Time Now();
 

@@ -6,7 +6,10 @@
 #include <deque>
 #include <mutex>
 
+#include "base/channel/certificates.h"
+#include "base/channel/channel.h"
 #include "base/limits.h"
+#include "base/status.h"
 #include "hierad/v1/agent.grpc.pb.h"
 
 namespace hierad {
@@ -14,7 +17,7 @@ namespace {
 
 constexpr size_t kOrdersWaiting = 1024;   // far more than a loop that is alive ever leaves; then the stream starts anew
 
-std::shared_ptr<grpc::Channel> MakeChannel(const std::string& endpoint) {
+std::shared_ptr<grpc::Channel> MakeChannel(const std::string& endpoint, const std::shared_ptr<grpc::ChannelCredentials>& credentials) {
   grpc::ChannelArguments arguments;
   arguments.SetMaxReceiveMessageSize(int(limits::kGrpcMessageBytes));
   arguments.SetMaxSendMessageSize(int(limits::kGrpcMessageBytes));
@@ -22,13 +25,13 @@ std::shared_ptr<grpc::Channel> MakeChannel(const std::string& endpoint) {
   arguments.SetInt(GRPC_ARG_KEEPALIVE_TIMEOUT_MS, 10'000);
   // Each try connects for itself: back-off is the agent's, not the channel's.
   arguments.SetInt(GRPC_ARG_USE_LOCAL_SUBCHANNEL_POOL, 1);
-  return grpc::CreateCustomChannel(endpoint, grpc::InsecureChannelCredentials(), arguments);
+  return grpc::CreateCustomChannel(endpoint, credentials, arguments);
 }
 
 class GrpcSession : public AgentSession, private grpc::ClientBidiReactor<v1::AgentReport, v1::AgentOrders> {
  public:
-  GrpcSession(const std::string& endpoint, std::function<void()> wake)
-      : stub_(v1::AgentService::NewStub(MakeChannel(endpoint))), wake_(std::move(wake)) {
+  GrpcSession(const std::string& endpoint, const std::shared_ptr<grpc::ChannelCredentials>& credentials, std::function<void()> wake)
+      : stub_(v1::AgentService::NewStub(MakeChannel(endpoint, credentials))), wake_(std::move(wake)) {
     stub_->async()->Session(&context_, this);
     AddHold();   // Offer starts writes from outside of reactions
     StartRead(&reading_);
@@ -118,8 +121,14 @@ class GrpcSession : public AgentSession, private grpc::ClientBidiReactor<v1::Age
 
 }  // namespace
 
-std::unique_ptr<AgentSession> OpenAgentSession(const std::string& endpoint, std::function<void()> wake) {
-  return std::make_unique<GrpcSession>(endpoint, std::move(wake));
+absl::StatusOr<std::unique_ptr<AgentSession>> OpenAgentSession(const std::string& endpoint, const std::string& certificates,
+                                                               std::function<void()> wake) {
+  v1::Certificates own;
+  if (!certificates.empty()) {
+    ASSIGN_OR_RETURN(own, ReadCertificates(certificates));
+  }
+  ASSIGN_OR_RETURN(const auto credentials, CredentialsFor(endpoint, own));
+  return std::make_unique<GrpcSession>(endpoint, credentials, std::move(wake));
 }
 
 }  // namespace hierad

@@ -9,6 +9,7 @@
 #include <string>
 
 #include "absl/status/status.h"
+#include "absl/status/statusor.h"
 #include "hierad/v1/agent.pb.h"
 
 namespace hierad {
@@ -24,7 +25,8 @@ class AgentSession {
   virtual std::optional<absl::Status> Closed() = 0;
 };
 
-// `endpoint`: unix:/path or host:port.
-std::unique_ptr<AgentSession> OpenAgentSession(const std::string& endpoint, std::function<void()> wake);
+// `endpoint`: unix:/path, or host:port with the certificates in the folder, which are read anew.
+absl::StatusOr<std::unique_ptr<AgentSession>> OpenAgentSession(const std::string& endpoint, const std::string& certificates,
+                                                               std::function<void()> wake);
 
 }  // namespace hierad

@@ -15,6 +15,7 @@
 #include <string>
 
 #include "CLI/CLI.hpp"
+#include "base/channel/certificates.h"
 #include "base/fs.h"
 #include "base/log_format.h"
 #include "base/status.h"
@@ -30,7 +31,7 @@ namespace hierad {
 namespace {
 
 struct Flags {
-  std::string server, node, state, worker, gpus = "auto", lifetime = "service";
+  std::string server, node, state, worker, address, certificates, worker_certificates, gpus = "auto", lifetime = "service";
   int cpu_slots = -1;
 };
 
@@ -89,7 +90,18 @@ absl::StatusOr<std::string> StateId(const std::string& folder) {
   return id;
 }
 
+absl::Status CheckCertificates(const Flags& flags) {
+  if (flags.server.rfind("unix:", 0) == 0) return absl::OkStatus();
+  if (flags.certificates.empty() || flags.worker_certificates.empty()) {
+    return absl::InvalidArgumentError("hierad at " + Printable(flags.server) + " speaks TLS only: give --certificates and "
+                                      "--worker-certificates, folders that deploy/certs makes");
+  }
+  RETURN_IF_ERROR(ReadCertificates(flags.certificates).status());
+  return ReadCertificates(flags.worker_certificates).status();
+}
+
 absl::Status Serve(const Flags& flags) {
+  RETURN_IF_ERROR(CheckCertificates(flags));
   // Before any thread exists: every thread of gRPC inherits the mask, so the signals come to the loop alone.
   sigset_t signals;
   sigemptyset(&signals);
@@ -105,14 +117,15 @@ absl::Status Serve(const Flags& flags) {
   ASSIGN_OR_RETURN(const UniqueFd lock, LockState(state));
   SlotOptions slot_options{.cpu_slots = flags.cpu_slots, .detect_gpus = flags.gpus == "auto"};
   slot_options.cuda_visible_devices = std::getenv("CUDA_VISIBLE_DEVICES");
-  Agent::Options options{.server = flags.server, .node = flags.node, .instance = RandomId()};
+  Agent::Options options{.server = flags.server, .certificates = flags.certificates, .node = flags.node, .instance = RandomId()};
   ASSIGN_OR_RETURN(options.slots, DetectSlots(slot_options));
   options.session_lifetime = flags.lifetime == "session";
   options.signals = signal_fd.get();
   // Absolute: the worker is started in the run's folder.
   std::error_code error;
   const std::string worker = std::filesystem::absolute(flags.worker, error).string();
-  Ranks::Options ranks_options{.state_folder = state, .worker = worker};
+  Ranks::Options ranks_options{.state_folder = state, .worker = worker, .server = flags.server,
+                               .worker_certificates = flags.worker_certificates, .address = flags.address};
   ASSIGN_OR_RETURN(ranks_options.agent_id, StateId(state));
   ASSIGN_OR_RETURN(std::unique_ptr<Ranks> ranks, Ranks::Open(ranks_options));
   spdlog::info("hierad-agent {} on {}: {} slots, {} ranks adopted, state {}", std::string(Version()), flags.node,
@@ -128,6 +141,10 @@ int Main(int argc, char** argv) {
   app.set_version_flag("--version", std::string(Version()) + " (" + std::string(Commit()) + ")");
   app.add_option("--server", flags.server, "hierad's endpoint: unix:/path or host:port")->required();
   app.add_option("--node", flags.node, "Name of this node")->capture_default_str();
+  app.add_option("--certificates", flags.certificates, "Folder with ca.crt, tls.crt and tls.key of this agent, for host:port");
+  app.add_option("--worker-certificates", flags.worker_certificates, "The same of its ranks, for host:port");
+  app.add_option("--address", flags.address,
+                 "Where ranks of this node listen for those of other nodes; default: the address on the way to hierad");
   app.add_option("--state", flags.state, "Folder of this agent alone; made if missing")->required();
   app.add_option("--cpu-slots", flags.cpu_slots, "CPU ranks at a time; default: one per core")
       ->check(CLI::Range(0, 1024));

@@ -15,6 +15,8 @@
 #include <optional>
 #include <system_error>
 
+#include "base/address.h"
+#include "base/channel/certificates.h"
 #include "base/failpoint.h"
 #include "base/status.h"
 #include "server/agent/keeper.h"
@@ -191,7 +193,16 @@ absl::StatusOr<UniqueFd> Ranks::SpawnKeeper(const RankName& name, const v1::Assi
   };
   const UniqueFd memory(memfd_create("assignment", MFD_CLOEXEC));
   if (!memory) return failed("memfd_create", errno);
-  RETURN_IF_ERROR(WriteAll(memory.get(), assignment.SerializeAsString(), "assignment"));
+  v1::Assignment complete = assignment;
+  complete.set_endpoint(options_.server);
+  complete.set_node_address(options_.address);
+  if (options_.address.empty()) {
+    ASSIGN_OR_RETURN(*complete.mutable_node_address(), AddressToward(options_.server));
+  }
+  if (!options_.worker_certificates.empty()) {
+    ASSIGN_OR_RETURN(*complete.mutable_certificates(), ReadCertificates(options_.worker_certificates));
+  }
+  RETURN_IF_ERROR(WriteAll(memory.get(), complete.SerializeAsString(), "assignment"));
   int pair[2];
   if (socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, pair) != 0) return failed("socketpair", errno);
   UniqueFd ours(pair[0]);

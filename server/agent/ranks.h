@@ -27,6 +27,9 @@ class Ranks {
     std::string state_folder;
     std::string worker;        // path of hiera-worker
     std::string agent_id;      // of the state folder, kept for ever: marks the processes of its ranks
+    std::string server;        // what the agent dials, and so its ranks
+    std::string worker_certificates;   // folder, handed to the ranks; for a server at host:port
+    std::string address;       // of this node, for ranks of other nodes; empty: the one on the way to `server`
   };
 
   // Adopts the ranks that a former agent left with "goodbye"; kills what is left of others and records their end.

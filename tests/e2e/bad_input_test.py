@@ -124,7 +124,7 @@ class BadPlacesTest(cluster.ClusterTest):
             port = taken.getsockname()[1]
             common = ("--state", os.path.join(c.folder, "state2"), "--listen", f"unix:{c.folder}/o.sock")
             self.assert_refused(self.run_hierad(*common, "--metrics", f"127.0.0.1:{port}"), f"127.0.0.1:{port}", "in use")
-            self.assert_refused(self.run_hierad(*common, "--metrics", "off", "--tcp", f"127.0.0.1:{port}"), f"127.0.0.1:{port}", "in use")
+            self.assert_refused(self.run_hierad(*common, "--metrics", "off", "--tcp", f"127.0.0.1:{port}", "--certificates", "/nowhere"), f"127.0.0.1:{port}", "in use")
             self.assertFalse(os.path.exists(os.path.join(c.folder, "state2")), "refused before any state changes")
 
     def test_state_folder_that_cannot_be_used(self):

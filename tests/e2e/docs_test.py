@@ -26,7 +26,7 @@ def commands(page):
             words = shlex.split(text)
         except ValueError:
             continue
-        if words and (Path(words[0]).name in OURS or words[0].startswith("tools/")):
+        if words and (Path(words[0]).name in OURS or words[0].startswith(("tools/", "deploy/"))):
             yield text, words
 
 
@@ -51,7 +51,7 @@ class DocsTest(unittest.TestCase):
         for page in PAGES:
             for text, words in commands(page):
                 seen += 1
-                if words[0].startswith("tools/"):
+                if words[0].startswith(("tools/", "deploy/")):
                     self.assertTrue(os.access(ROOT / words[0], os.X_OK), f"{page.name}: {text}")
                     help_text = run([ROOT / words[0], "-h"]).stdout
                 else:

@@ -1,5 +1,6 @@
-// Collectives between the ranks of one attempt. CPU: a shared-memory segment, sums in rank order (deterministic).
-// GPU: NCCL. Both are joined by a rendezvous blob that rank 0 makes and hierad relays.
+// Collectives between the ranks of one attempt. CPU: a shared-memory segment, or TCP where the ranks are on several nodes;
+// sums in rank order, the same bits either way. GPU: NCCL. All are joined by a rendezvous blob that rank 0 makes and hierad
+// relays.
 // Not thread-safe: one thread uses a communicator. A lost or silent peer ends in an error of REASON_PEER_LOST that names
 // the collective (and the missing ranks where they are known), never in a hang.
 #pragma once
@@ -63,6 +64,14 @@ absl::StatusOr<std::string> MakeSharedMemoryRendezvous(const CommunicatorOptions
                                                        int64_t max_bytes);
 absl::StatusOr<std::unique_ptr<Communicator>> JoinSharedMemory(const CommunicatorOptions& options,
                                                                const std::string& rendezvous);
+
+// CPU, ranks on several nodes. Rank 0 listens at `address` on a port that the system chooses; the blob names both, and a
+// token that the others must know.
+absl::StatusOr<std::string> MakeTcpRendezvous(const std::string& address);
+absl::StatusOr<std::unique_ptr<Communicator>> JoinTcp(const CommunicatorOptions& options, const std::string& rendezvous);
+
+// By the kind of the rendezvous.
+absl::StatusOr<std::unique_ptr<Communicator>> JoinCpu(const CommunicatorOptions& options, const std::string& rendezvous);
 
 // GPUs that this process may use; 0 in builds without CUDA.
 int CudaDeviceCount();

@@ -1,4 +1,4 @@
-// For tests: the ranks of one attempt as real processes, forked before any thread exists, joined by shared memory.
+// For tests: the ranks of one attempt as real processes, forked before any thread exists, joined by shared memory or TCP.
 #pragma once
 
 #include <csignal>
@@ -22,7 +22,8 @@ class ForkedRanks {
     std::string output;        // what the body returned, or the error of joining
   };
 
-  // Runs `body` in each of `ranks` processes.
+  // Runs `body` in each of `ranks` processes. `max_bytes`: of shared memory; kTcp: they join over the loopback.
+  static constexpr int64_t kTcp = -1;
   ForkedRanks(int ranks, CommunicatorOptions options, int64_t max_bytes, const Body& body) {
     options.size = ranks;
     int blob[2];
@@ -71,7 +72,7 @@ class ForkedRanks {
   static std::string Run(const CommunicatorOptions& options, int64_t max_bytes, const Body& body, const int blob[2]) {
     char text[256] = {};   // of fixed size, so that each rank takes one
     if (options.rank == 0) {
-      const auto made = MakeSharedMemoryRendezvous(options, "test", max_bytes);
+      const auto made = max_bytes == kTcp ? MakeTcpRendezvous("127.0.0.1") : MakeSharedMemoryRendezvous(options, "test", max_bytes);
       if (!made.ok()) return std::string(made.status().message());
       std::memcpy(text, made->data(), made->size());
       for (int r = 1; r < options.size; ++r) {
@@ -80,7 +81,7 @@ class ForkedRanks {
     } else if (read(blob[0], text, sizeof text) != ssize_t(sizeof text)) {
       return "pipe";
     }
-    auto communicator = JoinSharedMemory(options, text);
+    auto communicator = JoinCpu(options, text);
     if (!communicator.ok()) return "join: " + std::string(communicator.status().message());
     return body(communicator->get());
   }

@@ -3,11 +3,10 @@
 // a set again has seen every rank arrive in the chunk between, that is, done with this one.
 #include <algorithm>
 #include <cstring>
-#include <mutex>
 #include <utility>
 
-#include "absl/strings/str_cat.h"
 #include "base/status.h"
+#include "worker/comm/collective.h"
 #include "worker/comm/communicator.h"
 #include "worker/comm/shared_segment.h"
 
@@ -16,30 +15,6 @@ namespace {
 
 constexpr int64_t kSliceAlign = 16;      // floats: slices end on cache lines
 constexpr int64_t kBlock = 4096;         // floats summed at a time: stays in the first-level cache
-
-enum class Kind : uint64_t { kNone, kAllReduce, kBroadcast, kBarrier };
-
-std::string Grouped(int64_t n) {
-  const std::string digits = absl::StrCat(n);
-  std::string grouped;
-  for (size_t i = 0; i < digits.size(); ++i) {
-    if (i > 0 && (digits.size() - i) % 3 == 0) grouped += ',';
-    grouped += digits[i];
-  }
-  return grouped;
-}
-
-std::string Describe(Kind kind, int64_t count) {
-  switch (kind) {
-    case Kind::kNone: return "";
-    case Kind::kAllReduce: return absl::StrCat("all_reduce of ", Grouped(count), " floats");
-    case Kind::kBroadcast: return absl::StrCat("broadcast of ", Grouped(count), " bytes");
-    case Kind::kBarrier: return "barrier";
-  }
-  return "";
-}
-
-uint64_t Tag(Kind kind, int64_t count, int root) { return uint64_t(kind) << 60 | uint64_t(root) << 48 | uint64_t(count); }
 
 class SharedMemoryCommunicator : public Communicator {
  public:
@@ -50,7 +25,7 @@ class SharedMemoryCommunicator : public Communicator {
   int size() const override { return options_.size; }
 
   absl::Status AllReduceSum(float* data, int64_t count, void*) override {
-    const Entered entered(this, Kind::kAllReduce, count, 0);
+    const Entered entered(this, Collective::kAllReduce, count, 0);
     const int64_t step = segment_->chunk_bytes() / int64_t(sizeof(float));
     int64_t at = 0;
     do {
@@ -61,7 +36,7 @@ class SharedMemoryCommunicator : public Communicator {
   }
 
   absl::Status Broadcast(void* data, int64_t bytes, int root, void*) override {
-    const Entered entered(this, Kind::kBroadcast, bytes, root);
+    const Entered entered(this, Collective::kBroadcast, bytes, root);
     const int64_t step = segment_->chunk_bytes();
     int64_t at = 0;
     do {
@@ -78,39 +53,28 @@ class SharedMemoryCommunicator : public Communicator {
   absl::Status BroadcastHost(void* data, int64_t bytes, int root) override { return Broadcast(data, bytes, root, nullptr); }
 
   absl::Status Barrier() override {
-    const Entered entered(this, Kind::kBarrier, 0, 0);
+    const Entered entered(this, Collective::kBarrier, 0, 0);
     return Sync(true);
   }
 
-  std::string WaitingIn() const override {
-    std::lock_guard lock(mutex_);
-    if (kind_ == Kind::kNone) return "";
-    return absl::StrCat(Describe(kind_, count_), activity_.empty() ? "" : ", ", activity_);
-  }
+  std::string WaitingIn() const override { return activity_.WaitingIn(); }
 
   void SetActivity(const std::string& activity) override {
     segment_->SetActivity(activity);
-    std::lock_guard lock(mutex_);
-    activity_ = activity;
+    activity_.SetActivity(activity);
   }
 
  private:
   // Marks the collective as the one that the rank is in, and tells the others.
   struct Entered {
-    Entered(SharedMemoryCommunicator* owner, Kind kind, int64_t count, int root) : owner(owner) {
-      owner->tag_ = Tag(kind, count, root);
+    Entered(SharedMemoryCommunicator* owner, Collective kind, int64_t count, int root) : owner(owner) {
+      owner->tag_ = CollectiveTag(kind, count, root);
       owner->segment_->Publish(++owner->collective_, owner->tag_);
-      owner->Set(kind, count);
+      owner->activity_.Enter(kind, count);
     }
-    ~Entered() { owner->Set(Kind::kNone, 0); }
+    ~Entered() { owner->activity_.Enter(Collective::kNone, 0); }
     SharedMemoryCommunicator* owner;
   };
-
-  void Set(Kind kind, int64_t count) {
-    std::lock_guard lock(mutex_);
-    kind_ = kind;
-    count_ = count;
-  }
 
   int NextSet() { return int(chunk_++ & 1); }
 
@@ -126,9 +90,7 @@ class SharedMemoryCommunicator : public Communicator {
     for (int r = 0; r < size(); ++r) {
       const uint64_t theirs = segment_->Published(collective_, r);
       if (theirs == tag_) continue;
-      return absl::InternalError(absl::StrCat(
-          "rank ", rank(), " is in ", WaitingIn(), " but rank ", r, " in ",
-          Describe(Kind(theirs >> 60), int64_t(theirs & ((uint64_t{1} << 48) - 1))), "; all ranks must call the same collectives"));
+      return absl::InternalError(MismatchText(rank(), WaitingIn(), r, theirs));
     }
     return absl::OkStatus();
   }
@@ -157,11 +119,7 @@ class SharedMemoryCommunicator : public Communicator {
   const std::unique_ptr<SharedSegment> segment_;
   uint64_t collective_ = 0, chunk_ = 0, tag_ = 0;
   absl::Status failed_;
-
-  mutable std::mutex mutex_;   // of the rest
-  Kind kind_ = Kind::kNone;
-  int64_t count_ = 0;
-  std::string activity_;
+  CollectiveActivity activity_;
 };
 
 }  // namespace
