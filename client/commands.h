@@ -68,5 +68,6 @@ int PrintVersion(const Context& context);
 
 // probe.cc: becomes `hiera-worker probe --run FOLDER ...`; returns only if that cannot be started.
 int Probe(const std::string& run_folder, const std::vector<std::string>& arguments, const Context& context);
+int Data(const std::vector<std::string>& arguments, const Context& context);   // `hiera-worker data ...`, in the same way
 
 }  // namespace hierad

@@ -23,6 +23,7 @@
 #include "base/worker_exit.h"
 #include "hierad/v1/worker.pb.h"
 #include "hierad/version.h"
+#include "worker/data_tool/data_tool.h"
 #include "worker/probe/probe_tool.h"
 #include "worker/session.h"
 #include "worker/trainer.h"
@@ -186,6 +187,11 @@ int Main(int argc, char** argv) {
     std::signal(SIGINT, SIG_DFL);
     return ProbeMain(argc - 1, argv + 1);
   }
+  if (argc > 1 && std::string(argv[1]) == "data") {
+    std::signal(SIGTERM, SIG_DFL);
+    std::signal(SIGINT, SIG_DFL);
+    return DataMain(argc - 1, argv + 1);
+  }
   CLI::App app("Trains one rank of a job. Exit code: 0 completed, 1 wrong usage, 40 fenced, else 40 + the reason's number.", "hiera-worker");
   app.require_subcommand(1);
   app.set_version_flag("--version", absl::StrCat("hiera-worker ", std::string(Version()), " (", std::string(Commit()), ", ", std::string(BuildType()), ")"));
@@ -196,6 +202,7 @@ int Main(int argc, char** argv) {
   CLI::App* local = app.add_subcommand("run-local", "One rank in this process, without hierad");
   local->add_option("job", job, "job.yaml")->required();
   local->add_option("--run-folder", run_folder, "Folder of the run; an interrupted run goes on from its newest checkpoint")->required();
+  app.add_subcommand("data", "Inspects training data, measures the loader, prepares recordings; see hiera-worker data --help");
   app.add_subcommand("probe", "Linear probe of a run's encoder; see hiera-worker probe --help");
   try {
     app.parse(argc, argv);

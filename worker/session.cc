@@ -83,6 +83,9 @@ class GrpcSession : public Session {
       report_.set_samples_per_s(samples_per_s);
     });
   }
+  void SetDataCounters(const v1::DataCounters& counters) override {
+    Change(/*urgent=*/false, [&] { *report_.mutable_data() = counters; });
+  }
   void SetWaitingIn(std::function<std::string()> ask) override {
     std::lock_guard lock(ask_mutex_);
     ask_ = std::move(ask);

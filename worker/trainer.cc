@@ -160,11 +160,13 @@ absl::Status Trainer::LockFolder() {
 }
 
 absl::Status Trainer::OpenRun(int64_t first_step) {
-  ASSIGN_OR_RETURN(dataset_, OpenDataset(spec_.data(), spec_.data().path(), *geometry_, &statistics_));
+  const bool split = spec_.data().held_out() > 0;
+  ASSIGN_OR_RETURN(dataset_, OpenDataset(spec_.data(), spec_.data().path(), *geometry_, &statistics_, split ? Subset::kTraining : Subset::kAll));
   spdlog::info("data: {}", dataset_->Describe());
-  if (!spec_.eval().path().empty()) {
+  if (split || !spec_.eval().path().empty()) {
     ChannelStatistics training = statistics_;
-    ASSIGN_OR_RETURN(eval_dataset_, OpenDataset(spec_.data(), spec_.eval().path(), *geometry_, &training));
+    ASSIGN_OR_RETURN(eval_dataset_, split ? OpenDataset(spec_.data(), spec_.data().path(), *geometry_, &training, Subset::kHeldOut)
+                                          : OpenDataset(spec_.data(), spec_.eval().path(), *geometry_, &training));
     spdlog::info("held-out data: {}", eval_dataset_->Describe());
   }
   ASSIGN_OR_RETURN(length_, RunLength::For(spec_, dataset_->count()));
@@ -268,7 +270,7 @@ absl::StatusOr<StepResult> Trainer::RunStep(v1::StepMetrics* metrics) {
     ahead_ = loader_->Next();
     if (ahead_->ok()) step_->Prefetch(**ahead_);
   }
-  const int64_t samples = length_.RealSamples(done_);
+  ASSIGN_OR_RETURN(const int64_t samples, RealSamples(batches));
   const double lr = LearningRate(spec_, done_, length_.total_steps);
   Activity(absl::StrCat("step ", done_ + 1));
   watched_step_ = done_ + 1;
@@ -289,6 +291,19 @@ absl::StatusOr<StepResult> Trainer::RunStep(v1::StepMetrics* metrics) {
   metrics->set_time_ms(Clock::System().UnixMs());
   WatchSpeed(samples);
   return result;
+}
+
+// Of the step, over all ranks: what the order says, less what could not be read.
+absl::StatusOr<int64_t> Trainer::RealSamples(const std::vector<MicroBatch>& batches) {
+  if (spec_.data().on_error() != "skip") return length_.RealSamples(done_);
+  double own = 0;
+  for (const MicroBatch& batch : batches) own += batch.real;
+  ASSIGN_OR_RETURN(const DoublePair sum, SumOverRanks(communicator_.get(), {own, 0}));
+  if (sum.first == 0) {
+    return ErrorOf(v1::REASON_DATA_ERROR, absl::StrCat("step ", done_ + 1, ": none of its ", length_.RealSamples(done_),
+                                                       " samples can be read; the log names them (data.on_error is skip)"));
+  }
+  return int64_t(sum.first);
 }
 
 // Checkpoints are asked for by rank 0 alone: two ranks that heard of one request at different steps would save twice.
@@ -464,6 +479,7 @@ void Trainer::Activity(const std::string& activity) { communicator_->SetActivity
 void Trainer::Report() {
   session_->SetProgress(done_, length_.total_steps, first_done_ + 1);
   session_->SetCounters(nan_steps_, loader_ ? loader_->skipped_samples() : 0, samples_per_s_);
+  if (loader_) session_->SetDataCounters(loader_->counters());
 }
 
 void Trainer::WatchSpeed(int64_t samples) {

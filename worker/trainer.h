@@ -82,6 +82,7 @@ class Trainer {
   // One optimizer step and all that follows it.
   absl::StatusOr<After> TrainStep();
   absl::StatusOr<StepResult> RunStep(v1::StepMetrics* metrics);
+  absl::StatusOr<int64_t> RealSamples(const std::vector<MicroBatch>& batches);
   StepSignals Signals();
   absl::Status CountNonFinite(const StepResult& result, double lr);
   // True: abandoned, because a stop is wanted.
