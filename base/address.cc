@@ -41,12 +41,4 @@ absl::StatusOr<std::string> AddressToward(const std::string& endpoint) {
   return absl::UnavailableError(absl::StrCat("cannot tell this machine's address on the way to \"", Printable(endpoint), "\": ", why));
 }
 
-bool IsLoopback(const std::string& host) {
-  if (host == "localhost") return true;
-  in_addr v4;
-  if (inet_pton(AF_INET, host.c_str(), &v4) == 1) return (ntohl(v4.s_addr) >> 24) == 127;
-  in6_addr v6;
-  return inet_pton(AF_INET6, host.c_str(), &v6) == 1 && IN6_IS_ADDR_LOOPBACK(&v6);
-}
-
 }  // namespace hierad

@@ -10,7 +10,4 @@ namespace hierad {
 // The numeric address by which this machine reaches `endpoint` ("host:port"); the loopback's for "unix:".
 absl::StatusOr<std::string> AddressToward(const std::string& endpoint);
 
-// "localhost" or a numeric address of the loopback.
-bool IsLoopback(const std::string& host);
-
 }  // namespace hierad

@@ -169,7 +169,7 @@ std::string TypeName(const FieldDescriptor* field, bool plural) {
   switch (field->cpp_type()) {
     case FieldDescriptor::CPPTYPE_BOOL: return plural ? "true or false" : "true or false";
     case FieldDescriptor::CPPTYPE_DOUBLE: return plural ? "numbers" : "a number";
-    case FieldDescriptor::CPPTYPE_STRING: return "text";
+    case FieldDescriptor::CPPTYPE_STRING: return plural ? "texts" : "text";
     case FieldDescriptor::CPPTYPE_UINT64: return "an integer in [0, 18446744073709551615]";
     default: return plural ? "integers" : "an integer";
   }
@@ -294,14 +294,21 @@ std::string KindOf(const JobKey& key) {
 std::optional<std::string> ValueProblem(const v1::JobSpec& spec, const JobKey& key, bool absolute) {
   const Message& section = *SectionOf(spec, key);
   const auto* r = section.GetReflection();
-  if (key.field->cpp_type() == FieldDescriptor::CPPTYPE_STRING) {
-    std::string problem = TextProblem(key, r->GetString(section, key.field), absolute);
-    return problem.empty() ? std::nullopt : std::optional(std::move(problem));
-  }
   if (key.field->is_repeated() && !key.options->length().empty()) {
     const int size = r->FieldSize(section, key.field);
     if (!Interval::From(key.options->length()).Contains(size)) {
       return std::to_string(size) + " elements were given; allowed is " + KindOf(key);
+    }
+  }
+  if (key.field->cpp_type() == FieldDescriptor::CPPTYPE_STRING) {
+    if (!key.field->is_repeated()) {
+      std::string problem = TextProblem(key, r->GetString(section, key.field), absolute);
+      return problem.empty() ? std::nullopt : std::optional(std::move(problem));
+    }
+    for (int i = 0; i < r->FieldSize(section, key.field); ++i) {
+      const std::string text = r->GetRepeatedString(section, key.field, i);
+      const std::string problem = text.empty() ? "is empty text" : TextProblem(key, text, absolute);
+      if (!problem.empty()) return problem + " (element " + std::to_string(i + 1) + ")";
     }
   }
   if (key.options->range().empty()) return std::nullopt;
@@ -330,12 +337,17 @@ std::string ValueYaml(const v1::JobSpec& spec, const JobKey& key) {
   const auto* r = section.GetReflection();
   const FieldDescriptor* f = key.field;
   switch (f->cpp_type()) {
-    case FieldDescriptor::CPPTYPE_STRING: return YamlQuoted(r->GetString(section, f));
+    case FieldDescriptor::CPPTYPE_STRING:
+      if (!f->is_repeated()) return YamlQuoted(r->GetString(section, f));
+      break;
     case FieldDescriptor::CPPTYPE_UINT64: return std::to_string(r->GetUInt64(section, f));
     default: break;
   }
   std::string text;
   const auto add = [&](const std::string& value) { text += (text.empty() ? "" : ", ") + value; };
+  if (f->cpp_type() == FieldDescriptor::CPPTYPE_STRING) {
+    for (int i = 0; i < r->FieldSize(section, f); ++i) add(YamlQuoted(r->GetRepeatedString(section, f, i)));
+  }
   if (f->cpp_type() == FieldDescriptor::CPPTYPE_BOOL) {
     const int count = f->is_repeated() ? r->FieldSize(section, f) : 1;
     for (int i = 0; i < count; ++i) {

@@ -106,8 +106,8 @@ class Validator {
     if (data.source() == "images" && dims != 2) {
       Problem("data.source", "images needs an input_size of 2 axes, [H, W]; model.input_size has " + axes);
     }
-    if (data.source() == "ts" && dims != 1) {
-      Problem("data.source", "ts needs an input_size of 1 axis, [T]; model.input_size has " + axes);
+    if ((data.source() == "ts" || data.source() == "edf") && dims != 1 && !data.raw_reshape()) {
+      Problem("data.source", data.source() + " needs an input_size of 1 axis, [T], or data.raw_reshape: true; model.input_size has " + axes);
     }
     CheckPerChannel("data.mean", data.mean_size());
     CheckPerChannel("data.std", data.std_size());
@@ -119,11 +119,69 @@ class Validator {
       Problem("data.crop_ratio", "[" + Number(data.crop_ratio(0)) + ", " + Number(data.crop_ratio(1)) +
                                      "]: the least comes first");
     }
-    if (dims == 1) return;
-    const std::string only = " is for signals (an input_size of 1 axis); model.input_size has " + axes;
+    CheckSignalKeys();
+    CheckRecordingKeys();
+    if (dims == 1 || data.raw_reshape()) return;
+    const std::string only = " is for signals (an input_size of 1 axis, or data.raw_reshape); model.input_size has " + axes;
     if (data.mean_pool() > 1) Problem("data.mean_pool", std::to_string(data.mean_pool()) + only);
     if (data.has_pad() && data.pad() != "none") Problem("data.pad", data.pad() + only);
     if (data.has_normalize() && data.normalize() != "none") Problem("data.normalize", data.normalize() + only);
+    if (data.has_crop() && data.crop() != "none") Problem("data.crop", data.crop() + only);
+    if (data.shift() > 0) Problem("data.shift", std::to_string(data.shift()) + only);
+  }
+
+  void CheckSignalKeys() {
+    const v1::DataSpec& data = spec_.data();
+    const std::string& source = data.source();
+    if (source == "images" || source == "synthetic") {
+      const std::string only = "is for signals (ts, npy, edf); the source is " + source;
+      if (data.raw_reshape()) Problem("data.raw_reshape", only);
+      if (data.has_crop() && data.crop() != "none") Problem("data.crop", only);
+      if (data.has_missing() && data.missing() != "refuse") Problem("data.missing", only);
+      if (data.has_clip()) Problem("data.clip", only);
+      if (data.has_scale()) Problem("data.scale", only);
+      if (data.shift() > 0) Problem("data.shift", only);
+      if (data.channel_drop() > 0) Problem("data.channel_drop", only);
+      if (data.amplitude_size() > 0) Problem("data.amplitude", only);
+    }
+    if (source != "ts" && data.has_unequal() && data.unequal() != "refuse") Problem("data.unequal", "is for source ts; the source is " + source);
+    if (data.raw_reshape() && spec_.model().input_size_size() == 1) {
+      Problem("data.raw_reshape", "true needs an input_size of 2 or 3 axes; a signal of 1 axis needs no reshaping");
+    }
+    if (data.has_scale() && data.has_normalize() && data.normalize() != "none") {
+      Problem("data.scale", "and data.normalize are both given; keep one");
+    }
+    if (data.amplitude_size() == 2 && data.amplitude(0) > data.amplitude(1)) {
+      Problem("data.amplitude", "[" + Number(data.amplitude(0)) + ", " + Number(data.amplitude(1)) + "]: the least comes first");
+    }
+  }
+
+  void CheckRecordingKeys() {
+    const v1::DataSpec& data = spec_.data();
+    if (data.source() != "edf") {
+      const std::string only = "is for source edf; the source is " + data.source();
+      if (data.channels_size() > 0) Problem("data.channels", only);
+      if (data.has_unit() && data.unit() != "uV") Problem("data.unit", only);
+      if (data.has_sample_rate()) Problem("data.sample_rate", only);
+      if (data.band_pass_size() > 0) Problem("data.band_pass", only);
+      if (data.notch_size() > 0) Problem("data.notch", only);
+      if (data.has_window_s()) Problem("data.window_s", only);
+      if (data.has_stride_s()) Problem("data.stride_s", only);
+      if (data.labels_size() > 0) Problem("data.labels", only);
+      if (data.held_out() > 0) Problem("data.held_out", only);
+      if (data.has_subject() && data.subject() != "file") Problem("data.subject", only);
+      return;
+    }
+    if (data.channels_size() > 0 && data.channels_size() != spec_.model().in_chans()) {
+      Problem("data.channels", std::to_string(data.channels_size()) + " names were given; model.in_chans is " +
+                                   std::to_string(spec_.model().in_chans()) + ", so give that many");
+    }
+    if (data.band_pass_size() == 2 && data.band_pass(1) > 0 && data.band_pass(0) >= data.band_pass(1)) {
+      Problem("data.band_pass", "[" + Number(data.band_pass(0)) + ", " + Number(data.band_pass(1)) + "]: the lower edge comes first");
+    }
+    if (const std::set<std::string> distinct(data.labels().begin(), data.labels().end()); int(distinct.size()) != data.labels_size()) {
+      Problem("data.labels", "a class is given twice; keep one");
+    }
   }
 
   void CheckPerChannel(const std::string& path, int size) {
@@ -149,6 +207,9 @@ class Validator {
   void CheckEval() {
     if (spec_.eval().has_path() && spec_.data().source() == "synthetic") {
       Problem("eval.path", "source synthetic has no held-out data; take path out");
+    }
+    if (spec_.eval().has_path() && spec_.data().held_out() > 0) {
+      Problem("data.held_out", "and eval.path are both given; keep one");
     }
   }
 

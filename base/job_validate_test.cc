@@ -65,6 +65,34 @@ TEST(JobValidate, SourceAndAxesGoTogether) {
               ElementsAre(HasSubstr("data.mean_pool: 2 is for signals"), HasSubstr("data.pad: "), HasSubstr("data.normalize: ")));
 }
 
+TEST(JobValidate, KeysOfRecordings) {
+  const std::vector<std::string> edf = {"data.source=edf", "data.path=x", "model.input_size=[512]", "model.in_chans=2", "data.channels=[Fp1, T7|T3]"};
+  const auto with = [&](std::vector<std::string> more) {
+    more.insert(more.begin(), edf.begin(), edf.end());
+    return Problems(std::move(more));
+  };
+  EXPECT_THAT(with({"data.band_pass=[0.5, 0]", "data.notch=[50]", "data.labels=[a, b]", "data.held_out=0.2"}), ElementsAre());
+  EXPECT_THAT(with({"model.in_chans=3"}), ElementsAre(HasSubstr("data.channels: 2 names were given; model.in_chans is 3")));
+  EXPECT_THAT(with({"data.band_pass=[40, 1]"}), ElementsAre(HasSubstr("data.band_pass: [40.0, 1.0]")));
+  EXPECT_THAT(with({"data.labels=[a, a]"}), ElementsAre(HasSubstr("data.labels: ")));
+  EXPECT_THAT(with({"data.held_out=0.2", "eval.path=y"}), ElementsAre(HasSubstr("data.held_out: and eval.path")));
+  EXPECT_THAT(with({"data.scale=100", "data.normalize=window"}), ElementsAre(HasSubstr("data.scale: and data.normalize")));
+  EXPECT_THAT(Problems({"data.source=npy", "data.path=x", "data.channels=[a]", "data.sample_rate=100", "data.held_out=0.1"}),
+              ElementsAre(HasSubstr("data.channels: is for source edf"), HasSubstr("data.sample_rate: "), HasSubstr("data.held_out: ")));
+}
+
+TEST(JobValidate, RawReshapeIsExplicit) {
+  const std::vector<std::string> image = {"data.source=ts", "data.path=x", "model.variant=tiny"};
+  EXPECT_THAT(Problems(image), ElementsAre(HasSubstr("data.source: ts needs an input_size of 1 axis, [T], or data.raw_reshape")));
+  std::vector<std::string> reshaped = image;
+  reshaped.insert(reshaped.end(), {"data.raw_reshape=true", "data.mean_pool=2", "data.pad=zero", "data.crop=center"});
+  EXPECT_THAT(Problems(reshaped), ElementsAre());
+  v1::JobSpec eeg = Eeg();
+  eeg.mutable_data()->set_raw_reshape(true);
+  EXPECT_THAT(ValidateJob(eeg), ElementsAre(HasSubstr("data.raw_reshape: true needs an input_size of 2 or 3 axes")));
+  EXPECT_THAT(Problems({"data.raw_reshape=true", "data.shift=3"}), ElementsAre(HasSubstr("data.raw_reshape: is for signals"), HasSubstr("data.shift: ")));
+}
+
 TEST(JobValidate, PerChannelStatistics) {
   EXPECT_THAT(Problems({"data.source=images", "data.path=x", "data.mean=[0.5]", "data.std=[1, 1, 1]"}),
               ElementsAre(HasSubstr("data.mean: 1 values were given; model.in_chans is 3")));

@@ -83,7 +83,7 @@ std::string SetScalar(const YamlNode& node, const JobKey& key, Message* section)
   }
   switch (f->cpp_type()) {
     case FieldDescriptor::CPPTYPE_STRING:
-      r->SetString(section, f, node.text);
+      f->is_repeated() ? r->AddString(section, f, node.text) : r->SetString(section, f, node.text);
       return "";
     case FieldDescriptor::CPPTYPE_BOOL: {
       if (node.text != "true" && node.text != "false") return Quote(node.text) + " is not true or false" + element;

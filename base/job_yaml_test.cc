@@ -185,7 +185,7 @@ TEST(JobYaml, AllProblemsAtOnce) {
                           HasSubstr("job.yaml:3: model.embed_dim:"), HasSubstr("job.yaml:4: model.stages:"),
                           HasSubstr("job.yaml:6: optimizer.lr:"), HasSubstr("job.yaml:7: step:"),
                           "job.yaml: name: is missing; give text",
-                          HasSubstr("job.yaml: data.source: is missing; give one of ts, npy, images, synthetic")));
+                          HasSubstr("job.yaml: data.source: is missing; give one of ts, npy, edf, images, synthetic")));
   std::string many;
   for (int i = 0; i < 500; ++i) many += "k" + std::to_string(i) + ": 1\n";
   EXPECT_THAT(Problems(many).back(), HasSubstr("more problems"));
@@ -382,6 +382,19 @@ TEST(JobYaml, DamagedFilesAreRefusedOrRead) {
   }
   EXPECT_GT(read, 30) << "comments are mutated too, so many stay legal";
   EXPECT_LT(read, 970);
+}
+
+TEST(JobYaml, ListsOfTextAreReadAndWritten) {
+  const auto spec = ParseJobYaml("name: a\ndata: {source: edf, path: /x, channels: [Fp1, 'EEG C3-Ref', T7|T3], band_pass: [0.5, 0]}\nschedule: {epochs: 1}\n", {});
+  ASSERT_TRUE(spec.ok()) << spec.status();
+  ASSERT_EQ(spec->data().channels_size(), 3);
+  EXPECT_EQ(spec->data().channels(1), "EEG C3-Ref");
+  const auto again = ParseJobYaml(ToJobYaml(*spec), {});
+  ASSERT_TRUE(again.ok()) << again.status() << ToJobYaml(*spec);
+  EXPECT_EQ(again->SerializeAsString(), spec->SerializeAsString());
+  const auto bad = ParseJobYaml("name: a\ndata: {source: edf, path: /x, channels: [Fp1, \"a\\tb\"]}\nschedule: {epochs: 1}\n", {});
+  ASSERT_FALSE(bad.ok());
+  EXPECT_THAT(std::string(bad.status().message()), HasSubstr("data.channels: \"a\\x09b\" has a control character in it (element 2)"));
 }
 
 }  // namespace

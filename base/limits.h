@@ -27,6 +27,16 @@ inline constexpr int64_t kLogFileBytes = 256 << 20;       // per rank; then the 
 
 inline constexpr int64_t kTsFileBytes = int64_t{2} << 30; // .ts text is held in memory; larger sets belong in .npy
 inline constexpr int64_t kNpyHeaderBytes = 1 << 20;       // far beyond any array of numbers
+inline constexpr int64_t kArrayShards = 1'000'000;        // .npy files of one folder: their headers are in memory
+inline constexpr int64_t kOpenShards = 512;               // of a folder with more, each read opens its file: 1024 descriptors is the usual limit
+inline constexpr int64_t kZipMembers = 65536;             // arrays of one .npz
+inline constexpr int64_t kZipDirectoryBytes = 64 << 20;   // of that many members with long names
+inline constexpr int64_t kUnpackedBytes = int64_t{2} << 30;   // a compressed .npz array, held in memory: as much as .ts
+inline constexpr int64_t kEdfSignals = 4096;              // the format has four digits; its header is then 1 MiB
+inline constexpr int64_t kEdfRecordBytes = 1 << 30;       // one data record; far beyond the 61,440 that the format asks for
+inline constexpr int64_t kEdfAnnotations = 10'000'000;    // of one recording, in memory
+inline constexpr int64_t kRecordings = 1'000'000;         // files of one set
+inline constexpr int64_t kFilterTaps = 1 << 20;           // of a FIR filter: 0.05 Hz at 16 kHz
 inline constexpr int64_t kImageFileBytes = 256 << 20;     // one compressed image, read whole
 inline constexpr int64_t kImagePixels = 64 << 20;         // of one decoded image: 200 MB per reading thread
 inline constexpr int64_t kDecodedImageBytes = 256 << 20;  // decoded images kept per process: a small set is decoded once

@@ -24,6 +24,10 @@ enum class Draw : uint32_t {
   kDropout = 7,
   kSynthetic = 8,
   kEvalMask = 9,
+  kSignalCrop = 10,
+  kShift = 11,
+  kChannelDrop = 12,   // one word a channel
+  kAmplitude = 13,
 };
 
 struct Random4 {

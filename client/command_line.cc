@@ -290,6 +290,9 @@ int RunCommandLine(int argc, const char* const* argv, Context context) {
     words.insert(words.end(), argv + 3, argv + argc);
     return BecomeWorkerTool(std::move(words), context);
   }
+  if (argc > 2 && std::string(argv[1]) == "data" && argv[2][0] != '-') {
+    return BecomeWorkerTool(std::vector<std::string>(argv + 1, argv + argc), context);
+  }
   Flags flags;
   CLI::App app("hierctl: submit, watch and manage hierad's training jobs", "hierctl");
   app.require_subcommand(1);
@@ -315,6 +318,8 @@ int RunCommandLine(int argc, const char* const* argv, Context context) {
   CLI::App* probe = app.add_subcommand("probe", "Judge a run's weights by a linear probe: hiera-worker probe --run RUN_FOLDER ...");
   probe->add_option("run_folder", flags.run_folder, "The run's folder")->required()->type_name("RUN_FOLDER");
   probe->add_option("arguments", flags.probe_arguments, "Handed to hiera-worker; hiera-worker probe --help lists them");
+  CLI::App* data = app.add_subcommand("data", "Inspect training data, measure the loader, prepare recordings: hiera-worker data inspect|bench|prepare ...");
+  data->add_option("arguments", flags.probe_arguments, "Handed to hiera-worker; hiera-worker data --help lists them")->required();
   try {
     app.parse(argc, argv);
   } catch (const CLI::ParseError& e) {

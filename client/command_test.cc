@@ -490,6 +490,10 @@ TEST_F(CommandTest, ProbeWithoutAWorkerSaysWhereItLooked) {
   ::setenv("PATH", path.c_str(), 1);
   EXPECT_EQ(found, kExitUsage);
   EXPECT_THAT(err(), HasSubstr("hiera-worker is neither at "));
+  ::setenv("PATH", "/none", 1);
+  const auto data = Run({"data", "inspect", "/x"});
+  ::setenv("PATH", path.c_str(), 1);
+  EXPECT_EQ(data, kExitUsage);
 }
 
 TEST_F(CommandTest, ExportOfAJobAsksForItsFolder) {

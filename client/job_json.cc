@@ -24,6 +24,7 @@ Json Element(const Message& section, const FieldDescriptor* f, int i) {
     case FieldDescriptor::CPPTYPE_INT32: return r->GetRepeatedInt32(section, f, i);
     case FieldDescriptor::CPPTYPE_BOOL: return r->GetRepeatedBool(section, f, i);
     case FieldDescriptor::CPPTYPE_DOUBLE: return JsonOf(r->GetRepeatedDouble(section, f, i));
+    case FieldDescriptor::CPPTYPE_STRING: return r->GetRepeatedString(section, f, i);
     default: return nullptr;   // job.proto has no other lists
   }
 }

@@ -17,7 +17,6 @@
 
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
-#include "base/address.h"
 #include "base/fs.h"
 #include "base/status.h"
 #include "base/text.h"
@@ -120,6 +119,14 @@ absl::StatusOr<HostPort> ParseHostPort(const std::string& text) {
   return result;
 }
 
+bool IsLoopback(const std::string& host) {
+  if (host == "localhost") return true;
+  in_addr v4;
+  if (inet_pton(AF_INET, host.c_str(), &v4) == 1) return (ntohl(v4.s_addr) >> 24) == 127;
+  in6_addr v6;
+  return inet_pton(AF_INET6, host.c_str(), &v6) == 1 && IN6_IS_ADDR_LOOPBACK(&v6);
+}
+
 absl::Status CheckListen(const std::string& what, const HostPort& address) {
   const std::string where = absl::StrCat(what, ": cannot listen on ", address.host, ":", address.port, ": ");
   addrinfo hints{};
@@ -175,17 +182,17 @@ absl::Status CompleteConfig(ServerConfig* c) {
     auto address = ParseHostPort(c->metrics);
     if (!address.ok()) return Annotate(address.status(), "metrics (or off)");
   }
+  RETURN_IF_ERROR(CheckWord("access", c->access, {"owner", "group", "everyone"}));
+  if ((c->access == "group") == c->access_group.empty()) {
+    return Bad(c->access == "group" ? "access: group needs access_group, the group whose members may use hierad"
+                                    : absl::StrCat("access_group: ", Printable(c->access_group), " is for access: group, not ", c->access));
+  }
   if (c->web != "off") {
     auto address = ParseHostPort(c->web);
     if (!address.ok()) return Annotate(address.status(), "web (or off)");
     if (!IsLoopback(address->host)) {
       return Bad(absl::StrCat("web: ", Printable(c->web), " is not on the loopback; the page has no passwords: give 127.0.0.1:port, and reach it from elsewhere through ssh -L"));
     }
-  }
-  RETURN_IF_ERROR(CheckWord("access", c->access, {"owner", "group", "everyone"}));
-  if ((c->access == "group") == c->access_group.empty()) {
-    return Bad(c->access == "group" ? "access: group needs access_group, the group whose members may use hierad"
-                                    : absl::StrCat("access_group: ", Printable(c->access_group), " is for access: group, not ", c->access));
   }
   RETURN_IF_ERROR(CheckWord("agent", c->agent, {"auto", "none"}));
   RETURN_IF_ERROR(CheckWord("agent_lifetime", c->agent_lifetime, {"service", "session"}));

@@ -47,6 +47,7 @@ struct HostPort {
   int port = 0;
 };
 absl::StatusOr<HostPort> ParseHostPort(const std::string& text);
+bool IsLoopback(const std::string& host);
 
 // Whether the address can be listened on now: Unavailable (in use), PermissionDenied, ... with the address and why.
 absl::Status CheckListen(const std::string& what, const HostPort& address);

@@ -34,7 +34,7 @@ class ControlService : public v1::ControlService::Service {
   grpc::Status List(grpc::ServerContext* context, const v1::ListRequest* request, v1::ListReply* reply) override;
   grpc::Status Watch(grpc::ServerContext*, const v1::WatchRequest* request, grpc::ServerWriter<v1::WatchReply>* writer) override;
   grpc::Status Logs(grpc::ServerContext*, const v1::LogsRequest* request, grpc::ServerWriter<v1::LogsReply>* writer) override;
-  grpc::Status Metrics(grpc::ServerContext* context, const v1::MetricsRequest* request, grpc::ServerWriter<v1::MetricsReply>* writer) override;
+  grpc::Status Metrics(grpc::ServerContext*, const v1::MetricsRequest* request, grpc::ServerWriter<v1::MetricsReply>* writer) override;
   grpc::Status Cancel(grpc::ServerContext* context, const v1::CancelRequest* request, v1::Job* reply) override;
   grpc::Status Pause(grpc::ServerContext* context, const v1::PauseRequest* request, v1::Job* reply) override;
   grpc::Status Resume(grpc::ServerContext* context, const v1::ResumeRequest* request, v1::Job* reply) override;

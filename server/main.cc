@@ -71,8 +71,8 @@ absl::Status Serve(const ServerConfig& config, const sigset_t& stop_signals) {
     loop.join();
   };
 
-  auto rpc = RpcServer::Start({config.listen, config.tcp, version, commit, UserName(geteuid()), config.certificates, config.access,
-                               config.access_group, history.get()}, coordinator.get(), &clock);
+  auto rpc = RpcServer::Start({config.listen, config.tcp, version, commit, history.get(), UserName(geteuid()), config.certificates, config.access,
+                               config.access_group}, coordinator.get(), &clock);
   if (!rpc.ok()) {
     end_loop();
     return rpc.status();

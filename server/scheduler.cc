@@ -59,7 +59,7 @@ std::string MemoryWords(const std::vector<NodeSlots>& nodes, v1::Slot::Kind kind
     return absl::StrCat("needs ", Gib(job.rank_bytes), " of device memory", job.ranks > 1 ? " a rank" : "", " by its plan; the largest card has ", has);
   }
   if (job.ranks == 1) return absl::StrCat("needs ", Gib(job.rank_bytes), " of memory by its plan; the largest node has ", has);
-  return absl::StrCat("needs ", Gib(job.ranks * job.rank_bytes), " of memory on one node by its plan (", job.ranks, " ranks of ",
+  return absl::StrCat("needs ", Gib(job.ranks * job.rank_bytes), " of memory by its plan (", job.ranks, " ranks of ",
                       Gib(job.rank_bytes), "); the largest node has ", has);
 }
 
@@ -81,9 +81,9 @@ std::vector<Place> Scheduler::Take(const std::vector<size_t>& order, v1::Slot::K
   for (size_t n : order) {
     NodeSlots& node = nodes_[n];
     const size_t first = places.size();
-    const int room = Room(node, kind, job.rank_bytes, Count::kFree);   // CPU slots share their node's memory
+    const size_t room = static_cast<size_t>(Room(node, kind, job.rank_bytes, Count::kFree));
     for (NodeSlots::Use& use : node.slots) {
-      if (static_cast<int>(places.size()) == job.ranks || static_cast<int>(places.size() - first) == room) break;
+      if (static_cast<int>(places.size()) == job.ranks || places.size() - first == room) break;
       if (use.busy || use.slot.kind() != kind || (kind == v1::Slot::CUDA && !Holds(use.slot, job.rank_bytes))) continue;
       use.busy = true;
       use.taken_bytes = job.rank_bytes;
@@ -139,8 +139,8 @@ Scheduler::Decision Scheduler::Consider(const QueuedJob& job) {
     std::reverse(order.begin(), order.end());
     return {Verdict::kPlaced, Take(order, kind, job), ""};
   }
-  std::string why = absl::StrCat("waits for free slots: ", wants, "; free are ", free_slots, " of ", slots,
-                                 connected == 0 ? ", and no agent is connected" : "");
+  std::string why = absl::StrCat("waits for free slots: ", wants, "; free are ",
+                                 free_slots, " of ", slots, connected == 0 ? ", and no agent is connected" : "");
   if (drained > 0) absl::StrAppend(&why, "; ", drained, drained == 1 ? " node is" : " nodes are", " drained");
   if (free < free_slots) absl::StrAppend(&why, "; it ", MemoryWords(nodes_, kind, job));
   return {Verdict::kWaits, {}, why};

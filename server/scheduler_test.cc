@@ -118,7 +118,11 @@ TEST(Scheduler, CpuRanksShareTheirNodesMemory) {
   EXPECT_EQ(Scheduler(nodes).Consider(Ask(1, "cpu", 7)).verdict, Verdict::kPlaced);
   const auto never = Scheduler(nodes).Consider(Ask(2, "cpu", 5));
   EXPECT_EQ(never.verdict, Verdict::kStepsAside);
-  EXPECT_THAT(never.why, HasSubstr("needs 10.0 GiB of memory on one node by its plan (2 ranks of 5.0 GiB); the largest node has 8.0 GiB"));
+  EXPECT_THAT(never.why, HasSubstr("needs 10.0 GiB of memory by its plan (2 ranks of 5.0 GiB); the largest node has 8.0 GiB"));
+  // Over two nodes: as many on each as its memory holds, however many slots it has.
+  const auto two = Scheduler({WithMemory(Cpus("a", 4), 2), WithMemory(Cpus("b", 4), 2)}).Consider(Ask(2, "cpu", 5));
+  ASSERT_EQ(two.verdict, Verdict::kPlaced);
+  EXPECT_NE(two.places[0].node, two.places[1].node);
   Scheduler scheduler(nodes);
   ASSERT_EQ(scheduler.Consider(Ask(1, "cpu", 5)).verdict, Verdict::kPlaced);
   const auto waits = scheduler.Consider(Ask(1, "cpu", 5));

@@ -47,7 +47,7 @@ class ServiceTest : public testing::Test {
     ASSERT_TRUE(coordinator.ok()) << coordinator.status();
     coordinator_ = *std::move(coordinator);
     loop_ = std::thread([this] { coordinator_->Run(); });
-    auto server = RpcServer::Start({Endpoint(), "", "1.2.3", "abc", "me", "", "owner", "", history_.get()}, coordinator_.get(), &Clock::System());
+    auto server = RpcServer::Start({Endpoint(), "", "1.2.3", "abc", history_.get(), "me"}, coordinator_.get(), &Clock::System());
     ASSERT_TRUE(server.ok()) << server.status();
     server_ = *std::move(server);
     channel_ = grpc::CreateChannel(Endpoint(), grpc::InsecureChannelCredentials());

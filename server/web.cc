@@ -10,7 +10,6 @@
 
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
-#include "base/address.h"
 #include "base/fs.h"
 #include "base/limits.h"
 #include "base/status.h"

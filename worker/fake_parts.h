@@ -144,6 +144,7 @@ class FakeSession : public Session {
   int64_t step = 0, total_steps = 0, first_step = 0, nan_steps = 0;
   double samples_per_s = 0;
   v1::RankTotals totals;
+  v1::DataCounters data;
 
   void SetPhase(v1::Phase phase) override {
     if (phases.empty() || phases.back() != phase) phases.push_back(phase);
@@ -160,6 +161,7 @@ class FakeSession : public Session {
     nan_steps = nan;
     samples_per_s = speed;
   }
+  void SetDataCounters(const v1::DataCounters& counters) override { data = counters; }
   void SetWaitingIn(std::function<std::string()>) override {}
   void AddMetrics(const v1::StepMetrics& m) override { metrics.push_back(m); }
   void SetCheckpoints(const std::vector<v1::CheckpointInfo>& list) override { checkpoints = list; }

@@ -9,6 +9,7 @@ class LocalSession : public Session {
   void SetProgress(int64_t, int64_t, int64_t) override {}
   void SetCounters(int64_t, int64_t, double) override {}
   void SetTotals(const v1::RankTotals&) override {}
+  void SetDataCounters(const v1::DataCounters&) override {}
   void SetWaitingIn(std::function<std::string()>) override {}
   void AddMetrics(const v1::StepMetrics&) override {}
   void SetCheckpoints(const std::vector<v1::CheckpointInfo>&) override {}

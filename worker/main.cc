@@ -8,6 +8,7 @@
 #include "base/clock.h"
 #include "base/worker_exit.h"
 #include "hierad/version.h"
+#include "worker/data_tool/data_tool.h"
 #include "worker/doctor/doctor_tool.h"
 #include "worker/export/export_tool.h"
 #include "worker/probe/probe_tool.h"
@@ -27,11 +28,11 @@ int Main(int argc, char** argv) {
   const auto start = Clock::System().Monotonic();
   SetUpWorkerProcess();
   const std::string tool = argc > 1 ? argv[1] : "";
-  if (tool == "doctor" || tool == "export" || tool == "probe") {
+  if (tool == "data" || tool == "doctor" || tool == "export" || tool == "probe") {
     std::signal(SIGTERM, SIG_DFL);
     std::signal(SIGINT, SIG_DFL);
     std::signal(SIGUSR1, SIG_DFL);
-    const auto run = tool == "doctor" ? DoctorMain : tool == "export" ? ExportMain : ProbeMain;
+    const auto run = tool == "data" ? DataMain : tool == "doctor" ? DoctorMain : tool == "export" ? ExportMain : ProbeMain;
     return run(argc - 1, argv + 1);
   }
   CLI::App app("Trains one rank of a job. Exit code: 0 completed, 1 wrong usage, 40 fenced, else 40 + the reason's number.", "hiera-worker");
@@ -44,6 +45,7 @@ int Main(int argc, char** argv) {
   CLI::App* local = app.add_subcommand("run-local", "One rank in this process, without hierad");
   local->add_option("job", job, "job.yaml")->required();
   local->add_option("--run-folder", run_folder, "Folder of the run; an interrupted run goes on from its newest checkpoint")->required();
+  app.add_subcommand("data", "Inspects training data, measures the loader, prepares recordings; see hiera-worker data --help");
   app.add_subcommand("doctor", "The engine's figures for hierctl doctor, as JSON");
   app.add_subcommand("export", "A run's weights as one file for PyTorch; see hiera-worker export --help");
   app.add_subcommand("probe", "Linear probe of a run's encoder; see hiera-worker probe --help");

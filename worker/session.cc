@@ -89,6 +89,9 @@ class GrpcSession : public Session {
   void SetTotals(const v1::RankTotals& totals) override {
     Change(/*urgent=*/false, [&] { *report_.mutable_totals() = totals; });
   }
+  void SetDataCounters(const v1::DataCounters& counters) override {
+    Change(/*urgent=*/false, [&] { *report_.mutable_data() = counters; });
+  }
   void SetWaitingIn(std::function<std::string()> ask) override {
     std::lock_guard lock(ask_mutex_);
     ask_ = std::move(ask);

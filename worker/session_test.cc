@@ -136,6 +136,9 @@ TEST_F(Sessions, SaysTheWholeStateAndBringsOrders) {
   session->SetPhase(v1::PHASE_LOADING);
   session->SetProgress(7, 100, 5);
   session->SetCounters(1, 2, 3.5);
+  v1::DataCounters data;
+  data.set_bytes(99);
+  session->SetDataCounters(data);
   session->SetWaitingIn([] { return std::string("barrier"); });
   v1::CheckpointInfo info;
   info.set_step(4);
@@ -148,6 +151,7 @@ TEST_F(Sessions, SaysTheWholeStateAndBringsOrders) {
   EXPECT_EQ(report.job_id(), 3u);
   EXPECT_EQ(report.attempt(), 2);
   EXPECT_EQ(report.rank(), 1);
+  EXPECT_EQ(report.data().bytes(), 99);
   EXPECT_EQ(report.credential(), "secret");
   EXPECT_EQ(report.phase(), v1::PHASE_LOADING);
   EXPECT_EQ(report.step(), 7);

@@ -187,11 +187,13 @@ absl::Status Trainer::LockFolder() {
 }
 
 absl::Status Trainer::OpenRun(int64_t first_step) {
-  ASSIGN_OR_RETURN(dataset_, OpenDataset(spec_.data(), spec_.data().path(), *geometry_, &statistics_));
+  const bool split = spec_.data().held_out() > 0;
+  ASSIGN_OR_RETURN(dataset_, OpenDataset(spec_.data(), spec_.data().path(), *geometry_, &statistics_, split ? Subset::kTraining : Subset::kAll));
   spdlog::info("data: {}", dataset_->Describe());
-  if (!spec_.eval().path().empty()) {
+  if (split || !spec_.eval().path().empty()) {
     ChannelStatistics training = statistics_;
-    ASSIGN_OR_RETURN(eval_dataset_, OpenDataset(spec_.data(), spec_.eval().path(), *geometry_, &training));
+    ASSIGN_OR_RETURN(eval_dataset_, split ? OpenDataset(spec_.data(), spec_.data().path(), *geometry_, &training, Subset::kHeldOut)
+                                          : OpenDataset(spec_.data(), spec_.eval().path(), *geometry_, &training));
     spdlog::info("held-out data: {}", eval_dataset_->Describe());
   }
   ASSIGN_OR_RETURN(length_, RunLength::For(spec_, dataset_->count()));
@@ -300,7 +302,7 @@ absl::Status Trainer::GiveStep() {
     if (ahead_->ok()) step_->Prefetch(**ahead_);
   }
   given.data_wait_s += loader_->data_wait_s();
-  const int64_t samples = length_.RealSamples(given_);
+  ASSIGN_OR_RETURN(const int64_t samples, RealSamples(batches));
   const double lr = LearningRate(spec_, given_, length_.total_steps);
   given.metrics.set_samples(samples);
   given.metrics.set_lr(lr);
@@ -314,6 +316,19 @@ absl::Status Trainer::GiveStep() {
   under_way_.push_back(std::move(given));
   eval_loss_.reset();
   return absl::OkStatus();
+}
+
+// Of the step, over all ranks: what the order says, less what could not be read.
+absl::StatusOr<int64_t> Trainer::RealSamples(const std::vector<MicroBatch>& batches) {
+  if (spec_.data().on_error() != "skip") return length_.RealSamples(given_);
+  double own = 0;
+  for (const MicroBatch& batch : batches) own += batch.real;
+  ASSIGN_OR_RETURN(const DoublePair sum, SumOverRanks(communicator_.get(), {own, 0}));
+  if (sum.first == 0) {
+    return ErrorOf(v1::REASON_DATA_ERROR, absl::StrCat("step ", given_ + 1, ": none of its ", length_.RealSamples(given_),
+                                                       " samples can be read; the log names them (data.on_error is skip)"));
+  }
+  return int64_t(sum.first);
 }
 
 absl::Status Trainer::TakeResults(int still_under_way) {
@@ -684,6 +699,7 @@ void Trainer::Report() {
   session_->SetCounters(nan_steps_, loader_ ? loader_->skipped_samples() : 0, samples_per_s_);
   totals_.set_skipped_samples(loader_ ? loader_->skipped_samples() : 0);
   session_->SetTotals(totals_);
+  if (loader_) session_->SetDataCounters(loader_->counters());
 }
 
 void Trainer::WatchSpeed(int64_t samples) {

@@ -92,6 +92,7 @@ class Trainer {
   absl::Status GiveStep();
   absl::Status TakeResults(int still_under_way);
   absl::Status TakeResult();
+  absl::StatusOr<int64_t> RealSamples(const std::vector<MicroBatch>& batches);
   StepSignals Signals();
   absl::Status HearRankZero();
   absl::Status CheckNumerics(const StepResult& result, double lr);

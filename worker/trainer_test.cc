@@ -397,6 +397,41 @@ TEST_P(TrainersBehind, AStopIsAgreedAtOneStep) {
   EXPECT_EQ(Lines(folder_), Lines(undisturbed));
 }
 
+// The loss is divided by the samples that were read, on all ranks: one that is skipped weighs nothing.
+TEST_F(Trainers, SkippedSamplesWeighNothing) {
+  const std::string data = NewFolder();
+  const auto write = [&](const std::string& name, const std::vector<float>& samples) {
+    std::string header = "{'descr': '<f4', 'fortran_order': False, 'shape': (" + std::to_string(samples.size()) + ", 2, 64), }";
+    header.resize(117, ' ');
+    std::string file = std::string("\x93NUMPY\x01\x00\x76\x00", 10) + header + "\n";
+    for (const float value : samples)
+      for (int i = 0; i < 128; ++i) file.append(reinterpret_cast<const char*>(&value), sizeof value);
+    EXPECT_TRUE(WriteFileAtomic(data + name, file).ok());
+  };
+  write("/damaged.npy", {1, NAN, 3, 5, 7, NAN, 9, 11});
+  write("/lost.npy", {NAN, NAN});
+  Attempt attempt;
+  std::string path = data + "/damaged.npy";
+  attempt.change = [&](TrainerOptions* options) {
+    options->spec.mutable_data()->set_source("npy");
+    options->spec.mutable_data()->set_path(path);
+    options->spec.mutable_data()->set_on_error("skip");
+    options->spec.mutable_schedule()->set_epochs(1);
+  };
+  attempt.look = [](const FakeSession& s) { return absl::StrCat("samples ", s.metrics.empty() ? 0 : s.metrics[0].samples(), " loss ", s.metrics.empty() ? 0 : s.metrics[0].loss(), " bytes ", s.data.bytes()); };
+  const std::string two = Run(2, attempt, folder_)[0];
+  EXPECT_THAT(two, AllOf(HasSubstr("REASON_COMPLETED completed 1 steps"), HasSubstr("samples 6 "), HasSubstr("bytes 2048")));
+  attempt.change = [&, change = attempt.change](TrainerOptions* options) {
+    change(options);
+    options->spec.mutable_step()->set_batch_per_rank(8);
+  };
+  const std::string one = Run(1, attempt, NewFolder())[0];
+  const auto loss = [](const std::string& text) { return text.substr(text.find("loss"), text.find(" bytes") - text.find("loss")); };
+  EXPECT_EQ(loss(one), loss(two));
+  path = data + "/lost.npy";
+  EXPECT_THAT(Run(1, attempt, NewFolder())[0], AllOf(HasSubstr("REASON_DATA_ERROR"), HasSubstr("none of its 2 samples can be read")));
+}
+
 TEST_F(Trainers, NonFiniteStopsAtOnceWhereAsked) {
   Attempt attempt;
   attempt.faults.non_finite = [](int64_t step) { return step == 2; };

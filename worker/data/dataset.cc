@@ -56,7 +56,7 @@ class Synthetic : public Dataset {
 };
 
 absl::StatusOr<std::unique_ptr<Dataset>> Open(const v1::DataSpec& data, const std::string& path, const Geometry& geometry,
-                                              ChannelStatistics* statistics) {
+                                              ChannelStatistics* statistics, Subset subset) {
   const std::string& source = data.source();
   if (source == "synthetic") {
     if (data.synthetic_samples() < 1)
@@ -67,9 +67,10 @@ absl::StatusOr<std::unique_ptr<Dataset>> Open(const v1::DataSpec& data, const st
   if (path.find('\0') != std::string::npos) return ErrorOf(v1::REASON_USER_ERROR, "data.path holds a NUL byte");
   if (source == "images") return OpenImageFolder(data, path, geometry);
   absl::StatusOr<std::unique_ptr<SignalSource>> signals =
-      source == "ts"    ? OpenTs(path)
+      source == "ts"    ? OpenTs(path, data)
       : source == "npy" ? OpenNpy(path, geometry.dims, geometry.spec.in_chans())
-                        : ErrorOf(v1::REASON_USER_ERROR, absl::StrCat("data.source '", source, "' is none of ts, npy, images, synthetic"));
+                      : source == "edf" ? OpenRecordings(data, path, geometry, subset)
+                        : ErrorOf(v1::REASON_USER_ERROR, absl::StrCat("data.source '", source, "' is none of ts, npy, edf, images, synthetic"));
   RETURN_IF_ERROR(signals.status());
   return MakeSignalDataset(*std::move(signals), data, path, geometry, statistics);
 }
@@ -77,8 +78,8 @@ absl::StatusOr<std::unique_ptr<Dataset>> Open(const v1::DataSpec& data, const st
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<Dataset>> OpenDataset(const v1::DataSpec& data, const std::string& path,
-                                                     const Geometry& geometry, ChannelStatistics* statistics) {
-  auto dataset = Open(data, path, geometry, statistics);
+                                                     const Geometry& geometry, ChannelStatistics* statistics, Subset subset) {
+  auto dataset = Open(data, path, geometry, statistics, subset);
   // What the system refuses to open is the data's fault, like what cannot be understood.
   if (absl::IsNotFound(dataset.status()) || absl::IsPermissionDenied(dataset.status()) || absl::IsInternal(dataset.status()))
     return ErrorOf(v1::REASON_DATA_ERROR, absl::StrCat("data.path: ", dataset.status().message()));

@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "absl/status/status.h"
@@ -34,6 +35,9 @@ class Dataset {
   virtual absl::Status Read(const Visit& visit, float* x_CS) const = 0;
   virtual std::string Describe() const = 0;                // one line for the log
   virtual std::string SampleName(uint64_t sample) const = 0;   // "file, sample 7", printable: for messages
+  virtual int64_t bytes_read() const { return 0; }             // from files, so far
+  // Where the time of the reads so far went: (stage, seconds of all threads), always the same stages.
+  virtual std::vector<std::pair<std::string, double>> stages() const { return {}; }
 };
 
 // Statistics that belong to the training set and are applied to others (evaluation, probe's TEST).
@@ -41,10 +45,14 @@ struct ChannelStatistics {
   std::vector<double> mean, std;   // per channel; empty: not used by this source
 };
 
+// Which subjects of a set are meant, where data.held_out keeps some out of training.
+enum class Subset { kAll, kTraining, kHeldOut };
+
 // Opens `path` as `data` says, for a model of geometry `geometry`. `statistics`: in, those of the training set when not
 // empty; out (empty in), those computed here. A channel count or length that does not match is REASON_USER_ERROR with
 // both numbers; a damaged file REASON_DATA_ERROR with file and line or offset.
 absl::StatusOr<std::unique_ptr<Dataset>> OpenDataset(const v1::DataSpec& data, const std::string& path,
-                                                     const Geometry& geometry, ChannelStatistics* statistics);
+                                                     const Geometry& geometry, ChannelStatistics* statistics,
+                                                     Subset subset = Subset::kAll);
 
 }  // namespace hierad

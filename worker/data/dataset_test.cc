@@ -1,7 +1,10 @@
 #include "worker/data/dataset.h"
 
+#include <algorithm>
 #include <cmath>
+#include <set>
 
+#include "absl/strings/str_cat.h"
 #include "base/status.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
@@ -41,8 +44,11 @@ TEST(SignalDataset, PoolsThenPads) {
   const auto zero = OpenDataset(Ts(2, "zero", "none"), path, InputGeometry(2, {4}), &none);
   ASSERT_TRUE(zero.ok());
   EXPECT_THAT(Read(**zero, 0, 8), ElementsAre(2, 6, 20, 0, 3, 7, 30, 0));
-  const auto reshaped = OpenDataset(Ts(1, "zero", "none"), path, InputGeometry(2, {2, 3}), &none);
-  ASSERT_TRUE(reshaped.ok());
+  v1::DataSpec reshape = Ts(1, "zero", "none");
+  EXPECT_THAT(std::string(OpenDataset(reshape, path, InputGeometry(2, {2, 3}), &none).status().message()), HasSubstr("set data.raw_reshape: true"));
+  reshape.set_raw_reshape(true);
+  const auto reshaped = OpenDataset(reshape, path, InputGeometry(2, {2, 3}), &none);
+  ASSERT_TRUE(reshaped.ok()) << reshaped.status();
   EXPECT_THAT(Read(**reshaped, 0, 12), ElementsAre(1, 3, 5, 7, 20, 0, 2, 4, 6, 8, 30, 0));
   EXPECT_TRUE(none.mean.empty());
 }
@@ -90,6 +96,94 @@ TEST(SignalDataset, MismatchesSayBothNumbers) {
   EXPECT_THAT(refusal(Ts(1, "none", "none"), 8, {4}), HasSubstr("2 channels, model.in_chans is 8"));
   EXPECT_THAT(refusal(Ts(2, "none", "none"), 2, {4}), HasSubstr("4 points, 2 after data.mean_pool 2; model.input_size [4] needs 4"));
   EXPECT_THAT(refusal(Ts(1, "edge", "none"), 2, {3}), HasSubstr("4 points; model.input_size [3] takes 3"));
+}
+
+TEST(SignalDataset, CropsClipsAndScales) {
+  TestFolder folder;
+  const std::string path = folder.Write("x.ts", std::string(kHead) + "1,2,3,4,500,-600,7:10,20,30,40,50,60,70:a\n");
+  ChannelStatistics none;
+  v1::DataSpec data = Ts(1, "none", "none");
+  data.set_clip(50);
+  data.set_scale(10);
+  const auto read = [&](const char* crop, std::vector<int64_t> size) {
+    data.set_crop(crop);
+    data.set_raw_reshape(size.size() > 1);
+    const auto dataset = OpenDataset(data, path, InputGeometry(2, size), &none);
+    EXPECT_TRUE(dataset.ok()) << dataset.status();
+    return Read(**dataset, 0, 2 * size[0] * (size.size() > 1 ? size[1] : 1));
+  };
+  EXPECT_THAT(read("start", {3}), ElementsAre(0.1f, 0.2f, 0.3f, 1, 2, 3));
+  EXPECT_THAT(read("center", {3}), ElementsAre(0.3f, 0.4f, 5, 3, 4, 5));
+  EXPECT_THAT(read("center", {2, 2}), ElementsAre(0.2f, 0.3f, 0.4f, 5, 2, 3, 4, 5));
+  data.set_crop("none");
+  data.set_raw_reshape(false);
+  EXPECT_THAT(std::string(OpenDataset(data, path, InputGeometry(2, {3}), &none).status().message()), HasSubstr("7 points; model.input_size [3] takes 3: set data.crop"));
+}
+
+TEST(SignalDataset, MissingValues) {
+  TestFolder folder;
+  const std::string path = folder.Write("x.ts", std::string(kHead) + "?,2,?,?,5:?,?,?,?,?:a\n");
+  ChannelStatistics none;
+  v1::DataSpec data = Ts(1, "none", "none");
+  const auto read = [&](const char* missing) {
+    data.set_missing(missing);
+    const auto dataset = OpenDataset(data, path, InputGeometry(2, {5}), &none);
+    EXPECT_TRUE(dataset.ok()) << dataset.status();
+    return Read(**dataset, 0, 10);
+  };
+  EXPECT_THAT(read("zero"), ElementsAre(0, 2, 0, 0, 5, 0, 0, 0, 0, 0));
+  EXPECT_THAT(read("hold"), ElementsAre(2, 2, 2, 2, 5, 0, 0, 0, 0, 0));
+  data.set_missing("refuse");
+  EXPECT_THAT(std::string(OpenDataset(data, path, InputGeometry(2, {5}), &none).status().message()), HasSubstr("x.ts:3: column 1 (channel 1): missing value '?'"));
+}
+
+// Each draw is a function of the visit alone, reaches what it may reach, and leaves evaluation alone.
+TEST(SignalDataset, TransformsAreDrawnByTheVisit) {
+  TestFolder folder;
+  std::string line;
+  for (int c = 0; c < 3; ++c)
+    for (int t = 0; t < 20; ++t) absl::StrAppend(&line, t ? "," : c ? ":" : "", 100 * (c + 1) + t);
+  const std::string path = folder.Write("x.ts", "@classLabel false\n@data\n" + line + "\n");
+  ChannelStatistics none;
+  v1::DataSpec data = Ts(1, "none", "none");
+  data.set_crop("random");
+  data.set_shift(2);
+  data.set_channel_drop(0.25);
+  data.add_amplitude(0.5), data.add_amplitude(2);
+  const auto dataset = OpenDataset(data, path, InputGeometry(3, {15}), &none);
+  ASSERT_TRUE(dataset.ok()) << dataset.status();
+  std::set<int> starts, shifts;
+  int dropped = 0;
+  double least = 9, most = 0;
+  for (uint64_t id = 0; id < 400; ++id) {
+    const Visit visit{0, id, 11, 2, true};
+    float x[45], again[45];
+    ASSERT_TRUE((*dataset)->Read(visit, x).ok());
+    ASSERT_TRUE((*dataset)->Read(visit, again).ok());
+    EXPECT_TRUE(std::equal(x, x + 45, again));
+    int kept = -1;
+    for (int c = 0; c < 3; ++c) {
+      if (std::all_of(x + 15 * c, x + 15 * c + 15, [](float v) { return v == 0; })) ++dropped;
+      else kept = c;
+    }
+    if (kept < 0) continue;
+    const float* row = x + 15 * kept;
+    const int left = std::find_if(row, row + 15, [](float v) { return v != 0; }) - row, right = std::find_if(row, row + 15, [](float v) { return v != 0; }) == row ? std::find(row, row + 15, 0.0f) - row : 15;
+    const float factor = row[left + 1] - row[left];   // neighbours differ by one
+    const int first = static_cast<int>(std::lround(row[left] / factor)) - 100 * (kept + 1);
+    const int shift = left > 0 ? left : right - 15;
+    for (int t = left; t < right; ++t) ASSERT_NEAR(row[t], factor * (100 * (kept + 1) + first + t - left), 0.02);
+    starts.insert(shift >= 0 ? first : first + shift);
+    shifts.insert(shift);
+    least = std::min<double>(least, factor), most = std::max<double>(most, factor);
+  }
+  EXPECT_EQ(starts, (std::set<int>{0, 1, 2, 3, 4, 5}));
+  EXPECT_EQ(shifts, (std::set<int>{-2, -1, 0, 1, 2}));
+  EXPECT_NEAR(dropped, 300, 60);
+  EXPECT_TRUE(least > 0.49 && least < 0.55 && most > 1.9 && most < 2.01) << least << " " << most;
+  float plain[45];
+  ASSERT_TRUE((*dataset)->Read({0, 7, 11, 2, false}, plain).ok());
+  for (int i = 0; i < 45; ++i) EXPECT_EQ(plain[i], 100 * (i / 15 + 1) + 2 + i % 15);
 }
 
 TEST(SignalDataset, NonFiniteValuesNameTheSample) {

@@ -4,14 +4,18 @@
 #include <sys/stat.h>
 
 #include <algorithm>
+#include <atomic>
 #include <cerrno>
+#include <chrono>
 #include <cmath>
+#include <functional>
 #include <mutex>
 #include <unordered_map>
 #include <utility>
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
+#include "base/clock.h"
 #include "base/fs.h"
 #include "base/limits.h"
 #include "base/status.h"
@@ -22,7 +26,9 @@ namespace {
 constexpr int kFolderDepth = 16;   // also ends a circle of links
 
 bool IsImageName(const std::string& name) {
-  return absl::EndsWithIgnoreCase(name, ".jpg") || absl::EndsWithIgnoreCase(name, ".jpeg") || absl::EndsWithIgnoreCase(name, ".png");
+  for (const char* end : {".jpg", ".jpeg", ".png", ".webp", ".tif", ".tiff"})
+    if (absl::EndsWithIgnoreCase(name, end)) return true;
+  return false;
 }
 
 // Paths below the root and their classes, in the order of their bytes.
@@ -125,7 +131,7 @@ class ImageFolder : public Dataset {
       class_names_.push_back(folder);
     }
     if (listing_.count() == 0)
-      return ErrorOf(v1::REASON_DATA_ERROR, absl::StrCat("data.path ", Printable(root_), ": 0 images (.jpg, .jpeg, .png) among ", top.folders.size(), " folders and ", listing_.other_files, " other files; at least 1 is needed"));
+      return ErrorOf(v1::REASON_DATA_ERROR, absl::StrCat("data.path ", Printable(root_), ": 0 images (.jpg, .jpeg, .png, .webp, .tif, .tiff) among ", top.folders.size(), " folders and ", listing_.other_files, " other files; at least 1 is needed"));
     return absl::OkStatus();
   }
 
@@ -139,49 +145,95 @@ class ImageFolder : public Dataset {
                         listing_.other_files ? absl::StrCat(", ", listing_.other_files, " other files left alone") : "");
   }
 
+  int64_t bytes_read() const override { return bytes_; }
+  std::vector<std::pair<std::string, double>> stages() const override {
+    return {{"read", double(read_ns_) / 1e9}, {"decode", double(decode_ns_) / 1e9}, {"resize", double(resize_ns_) / 1e9}, {"normalise", double(normalise_ns_) / 1e9}};
+  }
+
   absl::Status Read(const Visit& visit, float* x_CS) const override {
-    ASSIGN_OR_RETURN(const std::shared_ptr<const Pixels> image, Decoded(visit.sample));
-    const Region region = visit.augment ? RandomRegion(data_, visit, image->height, image->width)
-                                        : CentreRegion(image->height, image->width, height_, width_);
+    const auto region = [&](int height, int width) {
+      return visit.augment ? RandomRegion(data_, visit, height, width) : CentreRegion(height, width, height_, width_);
+    };
+    ASSIGN_OR_RETURN(const Decoded image, Decode(visit.sample, region));
+    const int channels = image.pixels->channels;
+    if (channels != channels_ && !(channels == 1 && channels_ == 3) && !(channels == 3 && channels_ == 1))
+      return ErrorOf(v1::REASON_DATA_ERROR, absl::StrCat(SampleName(visit.sample), ": ", channels, channels == 1 ? " channel" : " channels", ", model.in_chans is ", channels_));
     const int64_t plane = int64_t{height_} * width_;
-    std::vector<float> resized(plane * image->channels);
-    ResizeRegion(*image, region, height_, width_, resized.data());
+    std::vector<uint8_t> resized(plane * channels);
+    const auto resizing = Clock::System().Monotonic();
+    ResizeBox(*image.pixels, image.box, height_, width_, resized.data());
+    const auto normalising = Clock::System().Monotonic();
+    Count(&resize_ns_, normalising - resizing);
     const bool flip = visit.augment && RandomStream{visit.seed, Draw::kFlip, visit.epoch, visit.id}.Uniform(0) < data_.flip();
     for (int c = 0; c < channels_; ++c) {
-      const float* red = resized.data() + (image->channels == 1 || channels_ == 1 ? 0 : c * plane);
-      const bool to_gray = channels_ == 1 && image->channels == 3;
       const float scale = static_cast<float>(1 / (255 * std_[c])), shift = static_cast<float>(mean_[c] / std_[c]);
+      const int from = channels == 1 ? 0 : c;
       for (int y = 0; y < height_; ++y) {
+        const uint8_t* row = resized.data() + int64_t{y} * width_ * channels;
+        float* out = x_CS + c * plane + int64_t{y} * width_;
         for (int x = 0; x < width_; ++x) {
-          const int64_t at = int64_t{y} * width_ + (flip ? width_ - 1 - x : x);
+          const uint8_t* pixel = row + (flip ? width_ - 1 - x : x) * channels;
           // ITU-R 601-2 luma.
-          const float value = to_gray ? 0.299f * red[at] + 0.587f * red[plane + at] + 0.114f * red[2 * plane + at] : red[at];
-          x_CS[c * plane + int64_t{y} * width_ + x] = value * scale - shift;
+          const float value = channels_ == 1 && channels == 3 ? 0.299f * pixel[0] + 0.587f * pixel[1] + 0.114f * pixel[2] : pixel[from];
+          out[x] = value * scale - shift;
         }
       }
     }
+    Count(&normalise_ns_, Clock::System().Monotonic() - normalising);
     return absl::OkStatus();
   }
 
  private:
+  struct Decoded {
+    std::shared_ptr<const Pixels> pixels;
+    Box box;
+  };
+
+  static void Count(std::atomic<int64_t>* sum, std::chrono::nanoseconds time) { sum->fetch_add(time.count(), std::memory_order_relaxed); }
+
   std::string Path(uint64_t sample) const { return absl::StrCat(root_, "/", listing_.Name(sample)); }
 
-  // The first images that fit in kDecodedImageBytes stay decoded: a small set is decoded once, a large one each time.
-  absl::StatusOr<std::shared_ptr<const Pixels>> Decoded(uint64_t sample) const {
+  // The first images that fit in kDecodedImageBytes stay decoded, whole: a small set is decoded once. Of others only what the
+  // visit needs is decoded, each time; so is what a JPEG gives at a part of its size, for a visit has one result whatever is kept.
+  absl::StatusOr<Decoded> Decode(uint64_t sample, const std::function<Region(int, int)>& region) const {
+    DecodeOptions options;
+    options.channels = channels_;
+    options.region = region;
+    if (data_.jpeg_scaling()) options.least_height = height_, options.least_width = width_;
+    bool keep = false;
     {
       const std::lock_guard<std::mutex> lock(mutex_);
       const auto known = decoded_.find(sample);
-      if (known != decoded_.end()) return known->second;
+      if (known != decoded_.end()) return Within(known->second, region);
+      keep = decoded_bytes_ < limits::kDecodedImageBytes;
     }
+    const auto reading = Clock::System().Monotonic();
     const absl::StatusOr<std::string> file = ReadFile(Path(sample), limits::kImageFileBytes);
     if (!file.ok()) return ErrorOf(v1::REASON_DATA_ERROR, absl::StrCat(SampleName(sample), ": ", file.status().message()));
-    absl::StatusOr<Pixels> pixels = DecodeImage(*file);
-    if (!pixels.ok()) return Annotate(pixels.status(), SampleName(sample));
-    const int64_t bytes = pixels->values_HWC.size();
-    auto image = std::make_shared<const Pixels>(*std::move(pixels));
-    const std::lock_guard<std::mutex> lock(mutex_);
-    if (decoded_bytes_ + bytes <= limits::kDecodedImageBytes && decoded_.emplace(sample, image).second) decoded_bytes_ += bytes;
-    return image;
+    bytes_.fetch_add(file->size(), std::memory_order_relaxed);
+    keep = keep && (!data_.jpeg_scaling() || !IsJpeg(*file));
+    if (keep) options.region = nullptr;
+    const auto decoding = Clock::System().Monotonic();
+    Count(&read_ns_, decoding - reading);
+    absl::StatusOr<DecodedImage> image = DecodeImage(*file, options);
+    Count(&decode_ns_, Clock::System().Monotonic() - decoding);
+    if (!image.ok()) return Annotate(image.status(), SampleName(sample));
+    const int64_t bytes = image->pixels.values_HWC.size();
+    const Box box = image->box;
+    auto pixels = std::make_shared<const Pixels>(std::move(image->pixels));
+    if (!keep) return Decoded{pixels, box};
+    {
+      const std::lock_guard<std::mutex> lock(mutex_);
+      // The first that does not fit ends it: later ones are decoded in part.
+      if (decoded_bytes_ + bytes > limits::kDecodedImageBytes) decoded_bytes_ = limits::kDecodedImageBytes;
+      else if (decoded_.emplace(sample, pixels).second) decoded_bytes_ += bytes;
+    }
+    return Within(pixels, region);
+  }
+
+  static Decoded Within(std::shared_ptr<const Pixels> pixels, const std::function<Region(int, int)>& region) {
+    const Region r = region(pixels->height, pixels->width);
+    return {std::move(pixels), {double(r.top), double(r.left), double(r.height), double(r.width)}};
   }
 
   const v1::DataSpec data_;
@@ -193,6 +245,7 @@ class ImageFolder : public Dataset {
   mutable std::mutex mutex_;
   mutable std::unordered_map<uint64_t, std::shared_ptr<const Pixels>> decoded_;
   mutable int64_t decoded_bytes_ = 0;
+  mutable std::atomic<int64_t> bytes_{0}, read_ns_{0}, decode_ns_{0}, resize_ns_{0}, normalise_ns_{0};
 };
 
 Region Centred(int height, int width, int region_height, int region_width) {
@@ -231,8 +284,6 @@ absl::StatusOr<std::unique_ptr<Dataset>> OpenImageFolder(const v1::DataSpec& dat
   const int in_chans = geometry.spec.in_chans();
   if (geometry.dims != 2)
     return ErrorOf(v1::REASON_USER_ERROR, absl::StrCat("data.source images needs model.input_size [H, W], it has ", geometry.dims, geometry.dims == 1 ? " axis" : " axes"));
-  if (in_chans != 1 && in_chans != 3)
-    return ErrorOf(v1::REASON_USER_ERROR, absl::StrCat("data.source images needs model.in_chans 1 or 3, it is ", in_chans));
   for (const auto& [key, size] : {std::pair{"data.mean", data.mean_size()}, std::pair{"data.std", data.std_size()}})
     if (size != 0 && size != in_chans)
       return ErrorOf(v1::REASON_USER_ERROR, absl::StrCat(key, " has ", size, " values, model.in_chans is ", in_chans));

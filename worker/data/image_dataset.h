@@ -1,5 +1,5 @@
 // A folder of images: each sub-folder is a class (all images below it belong to it), or images lie directly in the
-// folder and have no label. JPEG and PNG by their names' endings; other files are counted and left alone.
+// folder and have no label. JPEG, PNG, WebP and TIFF by their names' endings; other files are counted and left alone.
 #pragma once
 
 #include <memory>

@@ -1,32 +1,68 @@
-// Images in memory: decoding of JPEG and PNG, and the resize of a region.
+// Images in memory: decoding of JPEG, PNG, WebP and TIFF, and the resize of a region.
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <string>
 #include <string_view>
 #include <vector>
 
+#include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "base/limits.h"
 
 namespace hierad {
 
 struct Pixels {
-  int height = 0, width = 0, channels = 0;   // 1 gray, 3 RGB
+  int height = 0, width = 0, channels = 0;   // 1 gray, 3 RGB; more as the file has them
   std::vector<uint8_t> values_HWC;
 };
-
-// By content, not by name. Alpha is dropped, 16 bits become 8, palettes and CMYK become RGB; EXIF's orientation is not
-// applied. Empty, foreign, cut or damaged: DATA_ERROR that says which, without the file's name. Warnings of libjpeg
-// about harmless oddities are let pass; missing data never is.
-absl::StatusOr<Pixels> DecodeImage(std::string_view file);
 
 struct Region {
   int top, left, height, width;
 };
 
-// Resamples `region` of the image to out_height x out_width, values in [0, 255], as planes [channels, H, W]. Bicubic
-// (a = -0.5), the filter widened by the scale when shrinking (antialiased), computed in fp32 without rounding in
-// between, nothing read outside the region; overshoot is cut.
-void ResizeRegion(const Pixels& image, const Region& region, int out_height, int out_width, float* out_CHW);
+// In units of pixels of an image, which may lie between them where a JPEG was decoded at a part of its size.
+struct Box {
+  double top = 0, left = 0, height = 0, width = 0;
+};
+
+struct DecodeOptions {
+  int channels = 3;   // of the model: 2 and 4 keep a PNG's or WebP's alpha, and any count that a TIFF has is kept; else it is dropped
+  // The region that will be used, of the upright image's height and width; empty: all of it is decoded.
+  std::function<Region(int height, int width)> region;
+  // A JPEG is decoded at 1/2, 1/4 or 1/8 where the region stays at least this large; 0: at its size.
+  int least_height = 0, least_width = 0;
+  int64_t most_pixels = limits::kImagePixels;
+};
+
+struct DecodedImage {
+  Pixels pixels;
+  Box box;   // the region, in pixels
+};
+
+// By content, not by name. Upright (EXIF's and TIFF's orientation applied); 16 bits become 8, palettes and CMYK become RGB. Empty,
+// foreign, cut, damaged or larger than limits::kImagePixels: DATA_ERROR that says which, without the file's name. Warnings of
+// libjpeg about harmless oddities are let pass; missing data never is.
+absl::StatusOr<DecodedImage> DecodeImage(std::string_view file, const DecodeOptions& options = {});
+
+bool IsJpeg(std::string_view file);   // by its first bytes
+
+// Resamples `box` of the image to out_height x out_width. Bicubic (a = -0.5), the filter widened by the scale when shrinking
+// (antialiased), in fixed point with 8 bits between the passes and nothing read outside the box: Pillow's arithmetic, and its
+// values for whole boxes.
+void ResizeBox(const Pixels& image, const Box& box, int out_height, int out_width, uint8_t* out_HWC);
+
+// Parts of DecodeImage, one a format.
+absl::StatusOr<DecodedImage> DecodeJpeg(std::string_view file, const DecodeOptions& options);
+absl::StatusOr<Pixels> DecodePng(std::string_view file, const DecodeOptions& options);
+absl::StatusOr<Pixels> DecodeWebp(std::string_view file, const DecodeOptions& options);
+absl::StatusOr<Pixels> DecodeTiff(std::string_view file, const DecodeOptions& options, int* orientation);
+absl::Status CheckImageSize(const char* kind, int64_t height, int64_t width, int64_t channels, const DecodeOptions& options);
+absl::Status DamagedImage(const std::string& problem);
+// Turns stored pixels upright: `orientation` 1 to 8 as EXIF numbers them.
+Pixels Upright(Pixels stored, int orientation);
+// The region of the stored image that becomes `upright`, for a stored image of height x width.
+Region StoredRegion(const Region& upright, int orientation, int height, int width);
 
 }  // namespace hierad

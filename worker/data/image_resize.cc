@@ -1,10 +1,14 @@
 #include <algorithm>
 #include <cmath>
+#include <vector>
 
 #include "worker/data/image_pixels.h"
+#include "worker/data/wide.h"
 
 namespace hierad {
 namespace {
+
+constexpr int kBits = 22;   // of the weights: with 8 of the values and one for overshoot, 31 hold a sum
 
 double Cubic(double x) {   // Keys' kernel, a = -0.5
   x = std::abs(x);
@@ -13,15 +17,17 @@ double Cubic(double x) {   // Keys' kernel, a = -0.5
   return 0;
 }
 
-// For each output position: first input position and the weights from there on, which sum to 1.
+// For each output position: first input position and the weights from there on, which sum to one.
 struct Taps {
   std::vector<int> first, count;
-  std::vector<float> weights;   // [out, width]
+  std::vector<int32_t> weights;   // [out, width]
   int width = 0;
 };
 
-Taps TapsFor(int in, int out) {
-  const double scale = double(in) / out, filter = std::max(1.0, scale), support = 2 * filter;
+// Outputs over [begin, begin + size) of an axis of `in` positions; nothing outside of it is read.
+Taps TapsFor(int in, double begin, double size, int out) {
+  const double scale = size / out, filter = std::max(1.0, scale), support = 2 * filter;
+  const int least = std::clamp(static_cast<int>(std::floor(begin)), 0, in - 1), most = std::clamp(static_cast<int>(std::ceil(begin + size)), least + 1, in);
   Taps taps;
   taps.width = static_cast<int>(std::ceil(support)) * 2 + 1;
   taps.first.resize(out);
@@ -29,53 +35,93 @@ Taps TapsFor(int in, int out) {
   taps.weights.resize(static_cast<size_t>(out) * taps.width, 0);
   std::vector<double> weights(taps.width);
   for (int o = 0; o < out; ++o) {
-    const double center = (o + 0.5) * scale;
-    const int first = std::max(0, static_cast<int>(center - support + 0.5));
-    const int last = std::min(in, static_cast<int>(center + support + 0.5));
+    const double center = begin + (o + 0.5) * scale;
+    const int first = std::clamp(static_cast<int>(std::floor(center - support + 0.5)), least, most - 1);
+    const int last = std::clamp(static_cast<int>(std::floor(center + support + 0.5)), first + 1, std::min(most, first + taps.width));
     double sum = 0;
     for (int i = first; i < last; ++i) sum += weights[i - first] = Cubic((i - center + 0.5) / filter);
     taps.first[o] = first;
     taps.count[o] = last - first;
-    for (int i = 0; i < last - first; ++i) taps.weights[size_t(o) * taps.width + i] = static_cast<float>(weights[i] / sum);
+    for (int i = 0; i < last - first; ++i) taps.weights[size_t(o) * taps.width + i] = static_cast<int32_t>(std::lround(weights[i] / (sum == 0 ? 1 : sum) * (1 << kBits)));
   }
   return taps;
 }
 
-// One row of pixels to out_width pixels.
-template <int kChannels>
-void ResizeRow(const uint8_t* in, const Taps& taps, int out_width, float* out) {
+uint8_t Rounded(int32_t sum) { return static_cast<uint8_t>(std::clamp(sum >> kBits, 0, 255)); }
+
+using Four = int32_t __attribute__((vector_size(16)));
+
+// One row of pixels, given as four numbers each, to out_width pixels of `channels`, at most 4.
+HIERAD_WIDE
+void ResizeRow(const Four* in, const Taps& taps, int out_width, int channels, uint8_t* out) {
+  const Four half = {1 << (kBits - 1), 1 << (kBits - 1), 1 << (kBits - 1), 1 << (kBits - 1)};
   for (int x = 0; x < out_width; ++x) {
-    const float* weights = taps.weights.data() + size_t(x) * taps.width;
-    const uint8_t* pixel = in + taps.first[x] * kChannels;
-    float sum[kChannels] = {};
-    for (int i = 0; i < taps.count[x]; ++i, pixel += kChannels)
-      for (int c = 0; c < kChannels; ++c) sum[c] += weights[i] * pixel[c];
-    for (int c = 0; c < kChannels; ++c) out[x * kChannels + c] = sum[c];
+    const int32_t* weights = taps.weights.data() + size_t(x) * taps.width;
+    const Four* pixel = in + taps.first[x];
+    Four sum = half;
+    for (int i = 0; i < taps.count[x]; ++i) sum += pixel[i] * weights[i];
+    for (int c = 0; c < channels; ++c) out[x * channels + c] = Rounded(sum[c]);
+  }
+}
+
+// One row of any number of channels.
+void ResizeRowOfMany(const uint8_t* in, const Taps& taps, int out_width, int channels, uint8_t* out) {
+  for (int x = 0; x < out_width; ++x)
+    for (int c = 0; c < channels; ++c) {
+      int32_t sum = 1 << (kBits - 1);
+      for (int i = 0; i < taps.count[x]; ++i) sum += taps.weights[size_t(x) * taps.width + i] * in[(taps.first[x] + i) * channels + c];
+      out[x * channels + c] = Rounded(sum);
+    }
+}
+
+void Widen(const uint8_t* in, int width, int channels, Four* out) {
+  if (channels == 3) {
+    for (int x = 0; x < width; ++x, in += 3) out[x] = Four{in[0], in[1], in[2], 0};
+  } else {
+    for (int x = 0; x < width; ++x, in += channels) out[x] = Four{in[0], channels > 1 ? in[1] : 0, channels > 2 ? in[2] : 0, channels > 3 ? in[3] : 0};
+  }
+}
+
+// sum[i] += weight * row[i].
+HIERAD_WIDE
+void AddRow(const uint8_t* row, int32_t weight, int64_t size, int32_t* sum) {
+  for (int64_t i = 0; i < size; ++i) sum[i] += weight * row[i];
+}
+
+HIERAD_WIDE
+void RoundRow(const int32_t* sum, int64_t size, uint8_t* out) {
+  for (int64_t i = 0; i < size; ++i) {
+    const int32_t value = sum[i] >> kBits;
+    out[i] = static_cast<uint8_t>(value < 0 ? 0 : value > 255 ? 255 : value);
   }
 }
 
 }  // namespace
 
-void ResizeRegion(const Pixels& image, const Region& region, int out_height, int out_width, float* out_CHW) {
+void ResizeBox(const Pixels& image, const Box& box, int out_height, int out_width, uint8_t* out_HWC) {
   const int channels = image.channels;
-  const Taps across = TapsFor(region.width, out_width), down = TapsFor(region.height, out_height);
-  const size_t row_size = static_cast<size_t>(out_width) * channels;
-  std::vector<float> rows(region.height * row_size), line(row_size);
-  for (int y = 0; y < region.height; ++y) {
-    const uint8_t* in = image.values_HWC.data() + (size_t(region.top + y) * image.width + region.left) * channels;
-    if (channels == 1) ResizeRow<1>(in, across, out_width, rows.data() + y * row_size);
-    else ResizeRow<3>(in, across, out_width, rows.data() + y * row_size);
-  }
-  const size_t plane = static_cast<size_t>(out_height) * out_width;
-  for (int y = 0; y < out_height; ++y) {
-    std::fill(line.begin(), line.end(), 0.0f);
-    for (int i = 0; i < down.count[y]; ++i) {
-      const float weight = down.weights[size_t(y) * down.width + i];
-      const float* row = rows.data() + (down.first[y] + i) * row_size;
-      for (size_t x = 0; x < row_size; ++x) line[x] += weight * row[x];
+  const Taps across = TapsFor(image.width, box.left, box.width, out_width), down = TapsFor(image.height, box.top, box.height, out_height);
+  const int64_t row_size = int64_t{out_width} * channels;
+  const int top = down.first.front(), bottom = down.first.back() + down.count.back();
+  std::vector<uint8_t> rows((bottom - top) * row_size);
+  std::vector<Four> wide(channels <= 4 ? image.width : 0);
+  for (int y = top; y < bottom; ++y) {
+    const uint8_t* in = image.values_HWC.data() + size_t(y) * image.width * channels;
+    uint8_t* out = rows.data() + (y - top) * row_size;
+    if (channels > 4) {
+      ResizeRowOfMany(in, across, out_width, channels, out);
+      continue;
     }
-    for (int x = 0; x < out_width; ++x)
-      for (int c = 0; c < channels; ++c) out_CHW[c * plane + size_t(y) * out_width + x] = std::clamp(line[x * channels + c], 0.0f, 255.0f);
+    const int first = across.first.front(), last = across.first.back() + across.count.back();
+    Widen(in + size_t(first) * channels, last - first, channels, wide.data() + first);
+    ResizeRow(wide.data(), across, out_width, channels, out);
+  }
+  std::vector<int32_t> sums(row_size);
+  for (int y = 0; y < out_height; ++y) {
+    std::fill(sums.begin(), sums.end(), 1 << (kBits - 1));
+    for (int i = 0; i < down.count[y]; ++i)
+      AddRow(rows.data() + (down.first[y] + i - top) * row_size, down.weights[size_t(y) * down.width + i], row_size, sums.data());
+    RoundRow(sums.data(), row_size, out_HWC + y * row_size);
   }
 }
 

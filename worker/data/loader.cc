@@ -2,6 +2,8 @@
 
 #include <algorithm>
 #include <atomic>
+#include <chrono>
+#include <cmath>
 #include <condition_variable>
 #include <cstring>
 #include <mutex>
@@ -22,6 +24,9 @@ namespace {
 constexpr int kMostLoaderThreads = 16;
 
 constexpr size_t kAlign = 64;
+constexpr int kMeasuredBatches = 4;   // before the number of readers is set by them
+constexpr double kReserve = 1.3;      // readers for this many times the step's need
+constexpr double kForget = 0.1;       // weight of the newest measurement
 constexpr int64_t kLargeBatchBytes = int64_t{512} << 20;   // of these one, not two, is read ahead
 
 // Memory of one micro-batch and the state of its reading.
@@ -82,6 +87,7 @@ class ThreadedLoader : public Loader {
       slot.visits_B.resize(batch_);
     }
     const int threads = std::max(1, options_.threads);
+    active_ = threads;
     in_hand_.assign(threads, InHand{});
     for (int i = 0; i < threads; ++i) threads_.emplace_back([this, i] { ReadRows(i); });
     return absl::OkStatus();
@@ -91,16 +97,18 @@ class ThreadedLoader : public Loader {
     std::unique_lock<std::mutex> lock(mutex_);
     if (next_ >= end_) return absl::OutOfRangeError(absl::StrCat("the ", options_.one_pass ? "data set" : "run", " ends after ", end_, " micro-batches"));
     requested_ = next_;   // frees the batch before the last `accumulation` ones
+    const auto called = Clock::System().Monotonic();
+    SetReaders(called);
     work_.notify_all();
     Slot& slot = slots_[next_ % slots_.size()];
     const auto is_ready = [&] { return slot.ready && slot.micro == next_; };
     if (!is_ready()) {
-      const auto begin = Clock::System().Monotonic();
       waiting_ = true;
       ready_.wait(lock, is_ready);
       waiting_ = false;
-      wait_s_ += std::chrono::duration<double>(Clock::System().Monotonic() - begin).count();
+      wait_s_ += Seconds(Clock::System().Monotonic() - called);
     }
+    returned_ = Clock::System().Monotonic();
     RETURN_IF_ERROR(slot.error);   // again at every further call
     ++next_;
     return MicroBatch{slot.x_BCS, slot.labels_B.data(), slot.ids_B.data(), slot.real, slot.epoch};
@@ -113,6 +121,17 @@ class ThreadedLoader : public Loader {
   int64_t skipped_samples() const override {
     const std::lock_guard<std::mutex> lock(mutex_);
     return unreadable_.size();
+  }
+  v1::DataCounters counters() const override {
+    v1::DataCounters counters;
+    counters.set_bytes(dataset_->bytes_read());
+    const std::lock_guard<std::mutex> lock(mutex_);
+    counters.set_wait_s(wait_s_);
+    counters.set_samples(rows_read_);
+    counters.set_threads(active_);
+    counters.set_slowest_s(slowest_s_);
+    if (rows_read_ > 0) counters.set_slowest(dataset_->SampleName(slowest_));
+    return counters;
   }
   std::string WaitingIn() const override {
     const std::lock_guard<std::mutex> lock(mutex_);
@@ -127,6 +146,26 @@ class ThreadedLoader : public Loader {
     int64_t micro = -1;
     uint64_t sample = 0;
   };
+
+  static double Seconds(std::chrono::nanoseconds time) { return std::chrono::duration<double>(time).count(); }
+
+  // Under the mutex, when the next batch is asked for: as many readers as read a batch in the time that one lasts.
+  void SetReaders(std::chrono::nanoseconds now) {
+    if (returned_.count() == 0) return;
+    const double busy = Seconds(now - returned_);
+    busy_s_ = batches_ == 0 ? busy : busy_s_ + kForget * (busy - busy_s_);
+    if (++batches_ < kMeasuredBatches) return;
+    const double need = busy_s_ > 0 ? kReserve * row_s_ * static_cast<double>(batch_) / busy_s_ : 1e9;
+    active_ = static_cast<int>(std::clamp(std::ceil(need), 1.0, static_cast<double>(threads_.size())));
+  }
+
+  // Under the mutex.
+  void NoteRead(uint64_t sample, double seconds) {
+    row_s_ = rows_read_ == 0 ? seconds : row_s_ + kForget * (seconds - row_s_);
+    if (rows_read_++ > 0 && seconds <= slowest_s_) return;
+    slowest_s_ = seconds;
+    slowest_ = sample;
+  }
 
   void* Allocate(size_t bytes) const {
     if (options_.allocate) return options_.allocate(bytes);
@@ -176,7 +215,7 @@ class ThreadedLoader : public Loader {
   void ReadRows(int thread) {
     std::unique_lock<std::mutex> lock(mutex_);
     for (;;) {
-      work_.wait(lock, [&] { return stop_ || (reading_ < end_ && reading_ <= requested_ + ahead_); });
+      work_.wait(lock, [&] { return stop_ || (thread < active_ && reading_ < end_ && reading_ <= requested_ + ahead_); });
       if (stop_) return;
       Slot& slot = slots_[reading_ % slots_.size()];
       if (row_ == 0) Schedule(&slot);
@@ -194,8 +233,11 @@ class ThreadedLoader : public Loader {
       } else if (!unreadable_.contains(sample)) {
         in_hand_[thread] = {slot.micro, sample};
         lock.unlock();
+        const auto begin = Clock::System().Monotonic();
         status = ReadRow(&slot, row, Visit{sample, id, options_.spec.seed(), slot.epoch, !options_.one_pass});
+        const double seconds = Seconds(Clock::System().Monotonic() - begin);
         lock.lock();
+        NoteRead(sample, seconds);
         in_hand_[thread] = {};
         if (!status.ok()) NoteError(&slot, row, sample, status);
       } else {
@@ -270,6 +312,12 @@ class ThreadedLoader : public Loader {
   int row_ = 0;             // its next row
   bool stop_ = false, waiting_ = false;
   double wait_s_ = 0;
+  int active_ = 1;          // threads below it read
+  int64_t batches_ = 0, rows_read_ = 0;
+  double busy_s_ = 0, row_s_ = 0;   // between two calls of Next, without its wait; to read a row: means that forget
+  std::chrono::nanoseconds returned_{0};
+  double slowest_s_ = 0;
+  uint64_t slowest_ = 0;
   std::vector<uint64_t> order_;   // of order_epoch_
   uint32_t order_epoch_ = 0;
   bool order_ready_ = false;

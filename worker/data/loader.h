@@ -49,7 +49,7 @@ class Loader {
     v1::JobSpec spec;          // defaults filled in
     int rank = 0, world_size = 1;
     int64_t first_step = 0;    // 0-based optimizer step to start with
-    int threads = 1;
+    int threads = 1;           // at most; as many of them read as keep pace with the step, by the time that both take
     // One pass for evaluation and features: the dataset's own order, every sample once, not augmented, epoch 0, no
     // accumulation. Every rank gets the same number of batches (some may hold no real row); then Next is OutOfRange.
     bool one_pass = false;
@@ -64,6 +64,7 @@ class Loader {
   // falls and every other row is what it would have been; more than max_skipped distinct ones end the job.
   virtual absl::StatusOr<MicroBatch> Next() = 0;
   virtual double data_wait_s() const = 0;          // total time that Next() waited
+  virtual v1::DataCounters counters() const = 0;
   virtual int64_t skipped_samples() const = 0;     // distinct ones, of this rank, with data.on_error: skip
   virtual std::string WaitingIn() const = 0;       // sample being read while Next() waits, else empty
 };

@@ -340,5 +340,26 @@ TEST(Loader, MemoryIsGivenFromOutsideAndGivenBack) {
   EXPECT_EQ(ReasonOf(MakeLoader(std::make_shared<CountingDataset>(9), options).status()), v1::REASON_HOST_OOM);
 }
 
+// A step far longer than its batch takes one reader; one that only reads takes all. The slowest sample is named.
+TEST(Loader, ReadersFollowTheStepsPace) {
+  const auto dataset = std::make_shared<CountingDataset>(64);
+  Loader::Options options;
+  options.spec = Spec(1, 8, 1, 20);
+  options.threads = 4;
+  auto loader = *MakeLoader(dataset, options);
+  EXPECT_EQ(loader->counters().threads(), 4);
+  for (int i = 0; i < 20; ++i) {
+    ASSERT_TRUE(loader->Next().ok());
+    // The step: nothing ends it early. Reads of microseconds beside it need few readers.
+    std::unique_lock<std::mutex> lock(dataset->mutex);
+    EXPECT_FALSE(dataset->changed.wait_for(lock, std::chrono::milliseconds(30), [] { return false; }));
+  }
+  const v1::DataCounters counters = loader->counters();
+  EXPECT_LT(counters.threads(), 4);
+  EXPECT_GE(counters.samples(), 20 * 8);
+  EXPECT_THAT(counters.slowest(), HasSubstr("file "));
+  EXPECT_GT(counters.slowest_s(), 0);
+}
+
 }  // namespace
 }  // namespace hierad

@@ -11,12 +11,15 @@
 #include <cstring>
 #include <utility>
 
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
-#include "base/limits.h"
 #include "base/status.h"
+#include "worker/data/zip_directory.h"
 
 namespace hierad {
 namespace {
+
+constexpr int64_t kFirstBytes = 4096;   // holds nearly every header whole
 
 float HalfToFloat(uint16_t half) {
   const uint32_t sign = uint32_t{half & 0x8000u} << 16;
@@ -39,65 +42,122 @@ Word Load(const uint8_t* bytes, bool swap) {
   return word;
 }
 
-// `count` elements, `stride` bytes apart.
-template <typename Convert>
+// `count` elements, `stride` bytes apart. Neighbours have a loop of their own, which the compiler makes wide.
+template <int kBytes, typename Convert>
 void ConvertRun(const uint8_t* bytes, int64_t stride, int64_t count, float* out, Convert convert) {
-  for (int64_t i = 0; i < count; ++i) out[i] = convert(bytes + i * stride);
+  if (stride == kBytes) {
+    for (int64_t i = 0; i < count; ++i) out[i] = convert(bytes + i * kBytes);
+  } else {
+    for (int64_t i = 0; i < count; ++i) out[i] = convert(bytes + i * stride);
+  }
 }
 
 void ConvertElements(const NpyHeader& header, const uint8_t* bytes, int64_t stride, int64_t count, float* out) {
   const bool swap = header.swap;
   switch (header.type) {
-    case NpyType::kBool: return ConvertRun(bytes, stride, count, out, [](const uint8_t* p) { return *p ? 1.0f : 0.0f; });
-    case NpyType::kU8: return ConvertRun(bytes, stride, count, out, [](const uint8_t* p) { return float(*p); });
-    case NpyType::kI8: return ConvertRun(bytes, stride, count, out, [](const uint8_t* p) { return float(int8_t(*p)); });
-    case NpyType::kI16: return ConvertRun(bytes, stride, count, out, [swap](const uint8_t* p) { return float(int16_t(Load<uint16_t>(p, swap))); });
-    case NpyType::kI32: return ConvertRun(bytes, stride, count, out, [swap](const uint8_t* p) { return float(int32_t(Load<uint32_t>(p, swap))); });
-    case NpyType::kI64: return ConvertRun(bytes, stride, count, out, [swap](const uint8_t* p) { return float(int64_t(Load<uint64_t>(p, swap))); });
-    case NpyType::kF16: return ConvertRun(bytes, stride, count, out, [swap](const uint8_t* p) { return HalfToFloat(Load<uint16_t>(p, swap)); });
-    case NpyType::kF32: return ConvertRun(bytes, stride, count, out, [swap](const uint8_t* p) { return std::bit_cast<float>(Load<uint32_t>(p, swap)); });
-    case NpyType::kF64: return ConvertRun(bytes, stride, count, out, [swap](const uint8_t* p) { return float(std::bit_cast<double>(Load<uint64_t>(p, swap))); });
+    case NpyType::kBool: return ConvertRun<1>(bytes, stride, count, out, [](const uint8_t* p) { return *p ? 1.0f : 0.0f; });
+    case NpyType::kU8: return ConvertRun<1>(bytes, stride, count, out, [](const uint8_t* p) { return float(*p); });
+    case NpyType::kI8: return ConvertRun<1>(bytes, stride, count, out, [](const uint8_t* p) { return float(int8_t(*p)); });
+    case NpyType::kI16: return ConvertRun<2>(bytes, stride, count, out, [swap](const uint8_t* p) { return float(int16_t(Load<uint16_t>(p, swap))); });
+    case NpyType::kI32: return ConvertRun<4>(bytes, stride, count, out, [swap](const uint8_t* p) { return float(int32_t(Load<uint32_t>(p, swap))); });
+    case NpyType::kI64: return ConvertRun<8>(bytes, stride, count, out, [swap](const uint8_t* p) { return float(int64_t(Load<uint64_t>(p, swap))); });
+    case NpyType::kF16: return ConvertRun<2>(bytes, stride, count, out, [swap](const uint8_t* p) { return HalfToFloat(Load<uint16_t>(p, swap)); });
+    case NpyType::kF32: return ConvertRun<4>(bytes, stride, count, out, [swap](const uint8_t* p) { return std::bit_cast<float>(Load<uint32_t>(p, swap)); });
+    case NpyType::kF64: return ConvertRun<8>(bytes, stride, count, out, [swap](const uint8_t* p) { return float(std::bit_cast<double>(Load<uint64_t>(p, swap))); });
   }
 }
 
 }  // namespace
 
 NpyFile::NpyFile(NpyFile&& other) noexcept
-    : path_(std::move(other.path_)), header_(std::move(other.header_)), fd_(std::move(other.fd_)),
-      mapping_(std::exchange(other.mapping_, nullptr)), mapping_bytes_(other.mapping_bytes_) {}
+    : path_(std::move(other.path_)), name_(std::move(other.name_)), header_(std::move(other.header_)), fd_(std::move(other.fd_)),
+      start_(other.start_), memory_(std::move(other.memory_)), mapping_(std::exchange(other.mapping_, nullptr)), mapping_bytes_(other.mapping_bytes_) {}
 
 NpyFile::~NpyFile() {
   if (mapping_) munmap(const_cast<uint8_t*>(mapping_), mapping_bytes_);
 }
 
-absl::StatusOr<NpyFile> NpyFile::Open(const std::string& path) {
-  NpyFile file;
-  file.path_ = path;
-  UniqueFd fd(open(path.c_str(), O_RDONLY | O_CLOEXEC));
-  if (!fd) return ErrnoStatus(errno, "cannot open", path);
+absl::Status NpyFile::OpenDescriptor(const std::string& path, int64_t* bytes) {
+  path_ = path;
+  name_ = Printable(path);
+  fd_ = std::make_shared<UniqueFd>(open(path.c_str(), O_RDONLY | O_CLOEXEC));
+  if (!*fd_) return ErrnoStatus(errno, "cannot open", path);
   struct stat status;
-  if (fstat(fd.get(), &status) != 0) return ErrnoStatus(errno, "cannot stat", path);
+  if (fstat(fd_->get(), &status) != 0) return ErrnoStatus(errno, "cannot stat", path);
   if (!S_ISREG(status.st_mode)) return ErrorOf(v1::REASON_DATA_ERROR, absl::StrCat(Printable(path), " is not a regular file"));
-  file.fd_ = std::move(fd);
-  std::string begin(std::min<int64_t>(status.st_size, limits::kNpyHeaderBytes + 12), '\0');
-  RETURN_IF_ERROR(file.ReadBytes(0, begin.size(), begin.data()));
-  ASSIGN_OR_RETURN(file.header_, ParseNpyHeader(begin, status.st_size, path));
-  if (file.header_.fortran && file.header_.elements > 0) {
-    void* mapping = mmap(nullptr, status.st_size, PROT_READ, MAP_SHARED, file.fd_.get(), 0);
-    if (mapping == MAP_FAILED) return ErrnoStatus(errno, "cannot map (Fortran order; C order needs no mapping)", path);
-    file.mapping_ = static_cast<const uint8_t*>(mapping);
-    file.mapping_bytes_ = status.st_size;
+  *bytes = status.st_size;
+  return absl::OkStatus();
+}
+
+absl::Status NpyFile::Parse(int64_t bytes) {
+  std::string begin(std::min<int64_t>(bytes, kFirstBytes), '\0');
+  RETURN_IF_ERROR(ReadBytes(0, begin.size(), begin.data()));
+  if (const int64_t whole = std::min(bytes, NpyHeaderEnd(begin)); whole > int64_t(begin.size())) {
+    begin.resize(whole);
+    RETURN_IF_ERROR(ReadBytes(0, begin.size(), begin.data()));
   }
+  ASSIGN_OR_RETURN(header_, ParseNpyHeader(begin, bytes, name_));
+  if (!header_.fortran || header_.elements == 0 || !memory_.empty()) return absl::OkStatus();
+  mapping_bytes_ = start_ + bytes;
+  void* mapping = mmap(nullptr, mapping_bytes_, PROT_READ, MAP_SHARED, fd_->get(), 0);
+  if (mapping == MAP_FAILED) return ErrnoStatus(errno, "cannot map (Fortran order; C order needs no mapping)", path_);
+  mapping_ = static_cast<const uint8_t*>(mapping);
+  return absl::OkStatus();
+}
+
+absl::StatusOr<NpyFile> NpyFile::Open(const std::string& path, bool keep_open) {
+  NpyFile file;
+  int64_t bytes = 0;
+  RETURN_IF_ERROR(file.OpenDescriptor(path, &bytes));
+  RETURN_IF_ERROR(file.Parse(bytes));
+  if (!keep_open) file.fd_.reset();
   return file;
+}
+
+absl::StatusOr<std::vector<std::pair<std::string, NpyFile>>> NpyFile::OpenNpz(const std::string& path) {
+  NpyFile whole;
+  int64_t bytes = 0;
+  RETURN_IF_ERROR(whole.OpenDescriptor(path, &bytes));
+  const ReadAt read = [&whole](int64_t offset, int64_t size, void* out) { return whole.ReadBytes(offset, size, out); };
+  ASSIGN_OR_RETURN(const std::vector<ZipMember> members, ReadZipDirectory(read, bytes, path));
+  std::vector<std::pair<std::string, NpyFile>> arrays;
+  for (const ZipMember& member : members) {
+    if (!absl::EndsWith(member.name, ".npy")) continue;
+    const std::string array = member.name.substr(0, member.name.size() - 4);
+    NpyFile file;
+    file.path_ = path;
+    file.name_ = absl::StrCat(whole.name_, ", array ", Printable(array, 100));
+    if (member.deflated) {
+      ASSIGN_OR_RETURN(file.memory_, UnpackMember(read, member, path));
+    } else {
+      file.fd_ = whole.fd_;
+      file.start_ = member.data_offset;
+    }
+    RETURN_IF_ERROR(file.Parse(member.bytes));
+    arrays.emplace_back(array, std::move(file));
+  }
+  return arrays;
 }
 
 absl::Status NpyFile::ReadBytes(int64_t offset, int64_t size, void* out) const {
   auto* bytes = static_cast<uint8_t*>(out);
+  if (!memory_.empty()) {
+    if (offset < 0 || size > static_cast<int64_t>(memory_.size()) - offset) return absl::InternalError(absl::StrCat(name_, ": ", size, " bytes at ", offset, " of ", memory_.size()));
+    std::memcpy(bytes, memory_.data() + offset, size);
+    return absl::OkStatus();
+  }
+  UniqueFd opened;
+  if (!fd_) {
+    opened = UniqueFd(open(path_.c_str(), O_RDONLY | O_CLOEXEC));
+    if (!opened) return ErrorOf(v1::REASON_DATA_ERROR, absl::StrCat("cannot open ", name_, ": ", std::strerror(errno)));
+  }
+  const int fd = fd_ ? fd_->get() : opened.get();
+  offset += start_;
   while (size > 0) {
-    const ssize_t got = pread(fd_.get(), bytes, size, offset);
+    const ssize_t got = pread(fd, bytes, size, offset);
     if (got < 0 && errno == EINTR) continue;
-    if (got < 0) return ErrorOf(v1::REASON_DATA_ERROR, absl::StrCat("cannot read ", Printable(path_), " at byte ", offset, ": ", std::strerror(errno)));
-    if (got == 0) return ErrorOf(v1::REASON_DATA_ERROR, absl::StrCat(Printable(path_), " ends at byte ", offset, ", ", size, " more were expected: it was cut while in use"));
+    if (got < 0) return ErrorOf(v1::REASON_DATA_ERROR, absl::StrCat("cannot read ", name_, " at byte ", offset, ": ", std::strerror(errno)));
+    if (got == 0) return ErrorOf(v1::REASON_DATA_ERROR, absl::StrCat(name_, " ends at byte ", offset, ", ", size, " more were expected: it was cut while in use"));
     bytes += got;
     offset += got;
     size -= got;
@@ -110,12 +170,13 @@ absl::Status NpyFile::ReadRow(int64_t index, float* out) const {
   if (!header_.fortran) {
     const int64_t bytes = row * header_.item_bytes, offset = header_.data_offset + index * bytes;
     if (header_.type == NpyType::kF32 && !header_.swap) return ReadBytes(offset, bytes, out);
-    std::vector<uint8_t> raw(bytes);
-    RETURN_IF_ERROR(ReadBytes(offset, bytes, raw.data()));
-    ConvertElements(header_, raw.data(), header_.item_bytes, row, out);
+    const std::unique_ptr<uint8_t[]> raw(new uint8_t[bytes]);   // a vector would be cleared first
+    RETURN_IF_ERROR(ReadBytes(offset, bytes, raw.get()));
+    ConvertElements(header_, raw.get(), header_.item_bytes, row, out);
     return absl::OkStatus();
   }
   // Element (index, i1, .., ik) lies at index + rows * (i1 + shape1 * (i2 + ..)); the innermost axis is one strided run.
+  const uint8_t* data = (memory_.empty() ? mapping_ + start_ : reinterpret_cast<const uint8_t*>(memory_.data())) + header_.data_offset;
   const int axes = static_cast<int>(header_.shape.size());
   const int64_t inner = axes > 1 ? header_.shape.back() : 1;
   const int64_t inner_stride = axes > 1 ? header_.elements / inner : 0;
@@ -126,7 +187,7 @@ absl::Status NpyFile::ReadRow(int64_t index, float* out) const {
       element += at[a] * stride;
       stride *= header_.shape[a];
     }
-    ConvertElements(header_, mapping_ + header_.data_offset + element * header_.item_bytes, inner_stride * header_.item_bytes, inner, out + done);
+    ConvertElements(header_, data + element * header_.item_bytes, inner_stride * header_.item_bytes, inner, out + done);
     for (int a = axes - 2; a >= 1; --a) {
       if (++at[a] < header_.shape[a]) break;
       at[a] = 0;
@@ -138,7 +199,7 @@ absl::Status NpyFile::ReadRow(int64_t index, float* out) const {
 absl::StatusOr<std::vector<int64_t>> NpyFile::ReadIntegers() const {
   const NpyType type = header_.type;
   if (type == NpyType::kF16 || type == NpyType::kF32 || type == NpyType::kF64)
-    return ErrorOf(v1::REASON_DATA_ERROR, absl::StrCat(Printable(path_), ": labels of type '", header_.descr, "'; whole numbers are needed (|u1, |i1, i2, i4, i8)"));
+    return ErrorOf(v1::REASON_DATA_ERROR, absl::StrCat(name_, ": labels of type '", header_.descr, "'; whole numbers are needed (|u1, |i1, i2, i4, i8)"));
   std::vector<uint8_t> raw(header_.elements * header_.item_bytes);
   RETURN_IF_ERROR(ReadBytes(header_.data_offset, raw.size(), raw.data()));
   std::vector<int64_t> values(header_.elements);

@@ -2,8 +2,10 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "absl/status/status.h"
@@ -25,21 +27,30 @@ struct NpyHeader {
   std::string descr;             // as written: "<f4"
 };
 
-// `file`: the file's beginning (its header at least), `file_bytes`: its whole size, `path`: for messages.
+// Where the header that `begin` starts ends, by its own word; 0 where it says nothing.
+int64_t NpyHeaderEnd(std::string_view begin);
+
+// `file`: the file's beginning (its header at least), `file_bytes`: its whole size, `path`: for messages, printable.
 // Refuses, as DATA_ERROR, what is not numbers (naming the type found and those accepted), sizes that overflow and files
 // shorter than their shape.
 absl::StatusOr<NpyHeader> ParseNpyHeader(std::string_view file, int64_t file_bytes, const std::string& path);
 
-// An open array. Elements in C order are read with pread, so that memory stays flat whatever the file's size and a file
-// that shrinks is an error; one in Fortran order is mapped, since one sample lies all over it. Thread-safe.
+// An array in a file of its own, a member of an .npz, or memory. Elements in C order are read with pread, so that memory stays
+// flat whatever the file's size and a file that shrinks is an error; one in Fortran order is mapped, since one sample lies
+// all over it. Thread-safe.
 class NpyFile {
  public:
-  static absl::StatusOr<NpyFile> Open(const std::string& path);
+  // `keep_open` false: each read opens the file anew (folders of many shards).
+  static absl::StatusOr<NpyFile> Open(const std::string& path, bool keep_open = true);
+  // Every array of an .npz, in its order: (name without .npy, array). Stored members are read in place, compressed ones
+  // unpacked into memory.
+  static absl::StatusOr<std::vector<std::pair<std::string, NpyFile>>> OpenNpz(const std::string& path);
   NpyFile(NpyFile&&) noexcept;
   ~NpyFile();
 
   const NpyHeader& header() const { return header_; }
-  const std::string& path() const { return path_; }
+  const std::string& name() const { return name_; }   // printable: "x.npz, array y"
+  int64_t row_elements() const { return header_.elements / header_.shape[0]; }
   // Row `index` of the first axis, its other axes in row-major order, as fp32.
   absl::Status ReadRow(int64_t index, float* out) const;
   // The whole of an array of whole numbers; refuses other types.
@@ -47,11 +58,15 @@ class NpyFile {
 
  private:
   NpyFile() = default;
+  absl::Status OpenDescriptor(const std::string& path, int64_t* bytes);
+  absl::Status Parse(int64_t bytes);                  // of the array, from start_ on
   absl::Status ReadBytes(int64_t offset, int64_t size, void* out) const;
 
-  std::string path_;
+  std::string path_, name_;
   NpyHeader header_;
-  UniqueFd fd_;
+  std::shared_ptr<UniqueFd> fd_;       // shared by the members of an .npz; null: opened at each read, or in memory
+  int64_t start_ = 0;                  // of the array in the file
+  std::string memory_;                 // an unpacked member
   const uint8_t* mapping_ = nullptr;   // Fortran order: the whole file
   int64_t mapping_bytes_ = 0;
 };

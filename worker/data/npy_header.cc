@@ -1,3 +1,4 @@
+#include <algorithm>
 #include <charconv>
 #include <optional>
 
@@ -13,7 +14,7 @@ namespace {
 constexpr char kAccepted[] = "accepted: |b1, |u1, |i1, i2, i4, f2, f4, f8 in either byte order (labels: i8 too)";
 
 absl::Status Damaged(const std::string& path, const std::string& problem) {
-  return ErrorOf(v1::REASON_DATA_ERROR, absl::StrCat(Printable(path), ": ", problem));
+  return ErrorOf(v1::REASON_DATA_ERROR, absl::StrCat(path, ": ", problem));
 }
 
 // The dictionary of an .npy header: three known keys, strings, booleans and tuples of numbers.
@@ -140,6 +141,13 @@ absl::Status TypeOf(const std::string& descr, const std::string& path, NpyHeader
 }
 
 }  // namespace
+
+int64_t NpyHeaderEnd(std::string_view begin) {
+  if (begin.size() < 12 || begin.substr(0, 6) != std::string_view("\x93NUMPY", 6)) return 0;
+  const auto byte = [&](int i) { return static_cast<int64_t>(static_cast<uint8_t>(begin[i])); };
+  const int64_t end = byte(6) == 1 ? 10 + (byte(8) | byte(9) << 8) : 12 + (byte(8) | byte(9) << 8 | byte(10) << 16 | byte(11) << 24);
+  return std::min(end, limits::kNpyHeaderBytes + 12);
+}
 
 absl::StatusOr<NpyHeader> ParseNpyHeader(std::string_view file, int64_t file_bytes, const std::string& path) {
   static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__, "the elements' byte order is compared with a little-endian host");

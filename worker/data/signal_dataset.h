@@ -1,4 +1,5 @@
-// Preparation of signals: mean of every N points, normalisation, padding at the end, in this order.
+// Preparation of signals, in this order: missing values, mean of every N points, clipping, cropping, normalisation or
+// scaling, padding at the end; in training then a shift in time, dropped channels and a factor, each drawn by the visit alone.
 #pragma once
 
 #include <memory>

@@ -8,6 +8,9 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "base/plan/geometry.h"
+#include "hierad/v1/job.pb.h"
+#include "worker/data/dataset.h"
 
 namespace hierad {
 
@@ -25,13 +28,19 @@ class SignalSource {
   virtual absl::Status Read(uint64_t sample, float* x_CT) const = 0;
   virtual std::string SampleName(uint64_t sample) const = 0;
   virtual std::string Describe() const = 0;                // "npy <f4 C", "ts"
+  virtual bool always_finite() const { return false; }     // whole numbers: nothing to look for
+  virtual int64_t sample_bytes() const { return 0; }       // that a read takes from files, about
 };
 
-// UEA/UCR .ts text. All of it is held in memory as fp32.
-absl::StatusOr<std::unique_ptr<SignalSource>> OpenTs(const std::string& path);
+// UEA/UCR .ts text. All of it is held in memory as fp32. `data`: unequal, missing.
+absl::StatusOr<std::unique_ptr<SignalSource>> OpenTs(const std::string& path, const v1::DataSpec& data);
 
-// A NumPy array [N, C, axes...], or [N, axes...] where the model takes one channel; `dims`: axes of the model's input.
-// Labels, if a file <stem>_labels.npy stands beside it.
+// NumPy arrays [N, C, axes...], or [N, axes...] where the model takes one channel; `dims`: axes of the model's input. An
+// .npy file (labels, if <stem>_labels.npy stands beside it), an .npz (its arrays x and y), or a folder of either, whose
+// files are one set in the order of their names (classes.txt: names of the classes, one a line).
 absl::StatusOr<std::unique_ptr<SignalSource>> OpenNpy(const std::string& path, int dims, int64_t in_chans);
+
+// EDF, EDF+ and BDF recordings, a file or a folder of them, cut into windows; filtered and resampled as `data` says.
+absl::StatusOr<std::unique_ptr<SignalSource>> OpenRecordings(const v1::DataSpec& data, const std::string& path, const Geometry& geometry, Subset subset);
 
 }  // namespace hierad

@@ -1,6 +1,10 @@
 // Files made for the tests of this room.
 #pragma once
 
+#include <unistd.h>
+
+#include <chrono>
+#include <cstdlib>
 #include <filesystem>
 #include <fstream>
 #include <string>
@@ -8,6 +12,7 @@
 #include <vector>
 
 #include "base/plan/geometry.h"
+#include "base/subprocess.h"
 #include "gtest/gtest.h"
 
 namespace hierad {
@@ -32,6 +37,22 @@ class TestFolder {
  private:
   std::string path_;
 };
+
+// Runs a program in the tests' Python with the folder as its argument; what it prints.
+inline std::string RunPython(const TestFolder& folder, const std::string& program) {
+  const char* python = std::getenv("HIERAD_PYTHON");
+  if (!python || access(python, X_OK) != 0) {
+    ADD_FAILURE() << "HIERAD_PYTHON must name the Python that tools/setup made";
+    return "";
+  }
+  SubprocessOptions options;
+  options.argv = {python, folder.Write("program.py", program), folder.Path("")};
+  const auto result = RunCommand(options, std::chrono::seconds(100));
+  EXPECT_TRUE(result.ok()) << result.status();
+  if (!result.ok()) return "";
+  EXPECT_TRUE(result->exit.ok()) << result->err;
+  return result->out;
+}
 
 // What the data room looks at.
 inline Geometry InputGeometry(int in_chans, std::vector<int64_t> input_size) {

@@ -4,6 +4,7 @@
 #include <charconv>
 #include <cmath>
 #include <cstdlib>
+#include <limits>
 #include <memory>
 #include <utility>
 
@@ -28,7 +29,7 @@ std::string_view Trim(std::string_view text) {
 
 class TsParser {
  public:
-  TsParser(std::string_view text, const std::string& path) : text_(text), path_(Printable(path)) {}
+  TsParser(std::string_view text, const std::string& path, const TsOptions& options) : text_(text), path_(Printable(path)), options_(options) {}
 
   absl::StatusOr<TsFile> Parse() {
     if (text_.substr(0, 3) == "\xEF\xBB\xBF") text_.remove_prefix(3);
@@ -49,6 +50,7 @@ class TsParser {
     }
     if (!in_data_) return ErrorOf(v1::REASON_DATA_ERROR, absl::StrCat(path_, ": no @data line in ", line_number_, " lines; a .ts file has headers, @data, then one sample a line"));
     if (file_.count == 0) return ErrorOf(v1::REASON_DATA_ERROR, absl::StrCat(path_, ": 0 samples after @data; at least 1 is needed"));
+    RETURN_IF_ERROR(Even());
     return std::move(file_);
   }
 
@@ -134,15 +136,36 @@ class TsParser {
       ++length;
       begin = end + 1;
     }
-    if (file_.length == 0) {
+    if (options_.unequal != TsOptions::Unequal::kRefuse) {
+      lengths_.push_back(length);
+      file_.length = std::max(file_.length, length);
+    } else if (file_.length == 0) {
       if (declared_length_ > 0 && length != declared_length_)
         return Error(absl::StrCat("channel ", channel + 1, " has ", length, " values, but the header says @seriesLength ", declared_length_));
       file_.length = length;
     } else if (length != file_.length) {
       return Error(absl::StrCat("channel ", channel + 1, " has ", length, " values, but channel 1 of the first sample (line ",
                                 file_.lines.empty() ? line_number_ : file_.lines[0], ") has ", file_.length,
-                                "; series of unequal length are not read: cut or pad them to one length"));
+                                "; series of unequal length are refused: set data.unequal to zero or edge, which pad them, or cut them to one length"));
     }
+    return absl::OkStatus();
+  }
+
+  // Pads every series to the longest one.
+  absl::Status Even() {
+    if (lengths_.empty()) return absl::OkStatus();
+    const int64_t series = lengths_.size();
+    if (file_.length > limits::kTsFileBytes / series)
+      return ErrorOf(v1::REASON_DATA_ERROR, absl::StrCat(path_, ": ", series, " series padded to ", file_.length, " values are more than ", limits::kTsFileBytes, " values: cut them to one length"));
+    std::vector<float> even(series * file_.length, 0.0f);
+    int64_t begin = 0;
+    for (int64_t i = 0; i < series; ++i) {
+      float* out = even.data() + i * file_.length;
+      std::copy_n(file_.values.data() + begin, lengths_[i], out);
+      if (options_.unequal == TsOptions::Unequal::kEdge) std::fill(out + lengths_[i], out + file_.length, out[lengths_[i] - 1]);
+      begin += lengths_[i];
+    }
+    file_.values = std::move(even);
     return absl::OkStatus();
   }
 
@@ -154,20 +177,23 @@ class TsParser {
     const auto [end, error] = std::from_chars(digits.data(), digits.data() + digits.size(), value);
     if (error == std::errc::result_out_of_range) value = std::strtod(std::string(digits).c_str(), nullptr);   // 0 or inf
     const bool parsed = !digits.empty() && error != std::errc::invalid_argument && end == digits.data() + digits.size();
-    const float narrow = static_cast<float>(value);
-    if (parsed && std::isfinite(narrow)) {
+    const bool missing = token == "?" || (parsed && std::isnan(value));
+    const float narrow = missing ? std::numeric_limits<float>::quiet_NaN() : static_cast<float>(value);
+    if ((missing && options_.missing) || (parsed && std::isfinite(narrow))) {
       file_.values.push_back(narrow);
       return absl::OkStatus();
     }
     const std::string where = absl::StrCat("column ", column, " (channel ", channel + 1, "): ");
-    if (token == "?" || token.empty() || (parsed && std::isnan(value)))
-      return Error(absl::StrCat(where, "missing value '", Printable(token, 40), "'; missing values are not read: fill them or leave the sample out"));
+    if (token.empty() || missing)
+      return Error(absl::StrCat(where, "missing value '", Printable(token, 40), "'; missing values are refused: set data.missing to zero or hold (they are written as ?), fill them, or leave the sample out"));
     return Error(absl::StrCat(where, "'", Printable(token, 40), parsed ? "' is not a finite fp32 number" : "' is not a number"));
   }
 
   std::string_view text_;
   const std::string path_;
+  const TsOptions options_;
   TsFile file_;
+  std::vector<int64_t> lengths_;   // of each series, where they may differ
   std::vector<std::string_view> fields_;
   int64_t line_number_ = 0, declared_channels_ = 0, declared_length_ = 0;
   bool in_data_ = false, ended_ = true;
@@ -200,11 +226,15 @@ class TsSource : public SignalSource {
 
 }  // namespace
 
-absl::StatusOr<TsFile> ParseTs(std::string_view text, const std::string& path) { return TsParser(text, path).Parse(); }
+absl::StatusOr<TsFile> ParseTs(std::string_view text, const std::string& path, const TsOptions& options) { return TsParser(text, path, options).Parse(); }
 
-absl::StatusOr<std::unique_ptr<SignalSource>> OpenTs(const std::string& path) {
+absl::StatusOr<std::unique_ptr<SignalSource>> OpenTs(const std::string& path, const v1::DataSpec& data) {
+  TsOptions options;
+  if (data.unequal() == "zero") options.unequal = TsOptions::Unequal::kZero;
+  if (data.unequal() == "edge") options.unequal = TsOptions::Unequal::kEdge;
+  options.missing = data.missing() == "zero" || data.missing() == "hold";
   ASSIGN_OR_RETURN(const std::string text, ReadFile(path, limits::kTsFileBytes));
-  ASSIGN_OR_RETURN(TsFile file, ParseTs(text, path));
+  ASSIGN_OR_RETURN(TsFile file, ParseTs(text, path, options));
   return std::make_unique<TsSource>(path, std::move(file));
 }
 

@@ -19,7 +19,13 @@ struct TsFile {
   std::vector<float> values;              // [count, channels, length]
 };
 
+struct TsOptions {
+  enum class Unequal { kRefuse, kZero, kEdge };
+  Unequal unequal = Unequal::kRefuse;   // series shorter than the file's longest: refused, or padded at the end
+  bool missing = false;                 // "?" and "NaN" are read as NaN; else refused
+};
+
 // `path` is for messages only.
-absl::StatusOr<TsFile> ParseTs(std::string_view text, const std::string& path);
+absl::StatusOr<TsFile> ParseTs(std::string_view text, const std::string& path, const TsOptions& options = {});
 
 }  // namespace hierad

@@ -1,5 +1,7 @@
 #include "worker/data/ts_file.h"
 
+#include <cmath>
+
 #include "base/status.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
@@ -58,6 +60,24 @@ TEST(TsFile, RefusesMissingAndForeignValuesWithLineAndColumn) {
   EXPECT_THAT(Refusal("1,2e999:a\n"), HasSubstr("'2e999' is not a finite fp32 number"));
   EXPECT_THAT(Refusal("1,2x:a\n"), HasSubstr("'2x' is not a number"));
   EXPECT_THAT(Refusal("1,2:c\n"), HasSubstr("class label 'c' is none of @classLabel's: a, b"));
+}
+
+TEST(TsFile, MissingValuesAndUnequalLengthsOnRequest) {
+  const std::string text = "@classLabel true a b\n@data\n1,?,3:4:a\nNaN,6:7,8,9,10:b\n";
+  TsOptions options;
+  options.missing = true;
+  EXPECT_FALSE(ParseTs(text, "x.ts", options).ok());
+  options.unequal = TsOptions::Unequal::kZero;
+  const auto zero = ParseTs(text, "x.ts", options);
+  ASSERT_TRUE(zero.ok()) << zero.status();
+  EXPECT_EQ(zero->length, 4);
+  const float nan = NAN;
+  EXPECT_THAT(zero->values, testing::Pointwise(testing::NanSensitiveFloatEq(), std::vector<float>{1, nan, 3, 0, 4, 0, 0, 0, nan, 6, 0, 0, 7, 8, 9, 10}));
+  options.unequal = TsOptions::Unequal::kEdge;
+  const auto edge = ParseTs(text, "x.ts", options);
+  ASSERT_TRUE(edge.ok()) << edge.status();
+  EXPECT_THAT(edge->values, testing::Pointwise(testing::NanSensitiveFloatEq(), std::vector<float>{1, nan, 3, 3, 4, 4, 4, 4, nan, 6, 6, 6, 7, 8, 9, 10}));
+  EXPECT_FALSE(ParseTs("@classLabel false\n@data\n1,,3\n", "x.ts", options).ok());
 }
 
 TEST(TsFile, EveryCutOfTheLastLineIsRefusedOrWhole) {

@@ -1,0 +1,100 @@
+// Recordings written by edfio, read by MNE and by us.
+#include <cmath>
+#include <cstring>
+
+#include "absl/strings/str_cat.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "worker/data/signal_source.h"
+#include "worker/data/test_files.h"
+
+namespace hierad {
+namespace {
+
+std::vector<float> Floats(const std::string& path) {
+  const auto bytes = ReadFile(path, 1 << 28);
+  EXPECT_TRUE(bytes.ok()) << bytes.status();
+  std::vector<float> values(bytes.ok() ? bytes->size() / 4 : 0);
+  if (bytes.ok()) std::memcpy(values.data(), bytes->data(), values.size() * 4);
+  return values;
+}
+
+// MNE's own samples in uV, its annotations, and the same through scipy's filters, as [channels, samples].
+constexpr char kMake[] = R"(
+import sys
+import numpy as np, mne, edfio
+from scipy.signal import firwin
+out = sys.argv[1]
+seed = int.from_bytes(np.random.bytes(4), 'little')
+print(seed)
+rng = np.random.default_rng(seed)
+mne.set_log_level('error')
+names = ['EEG Fp1-Ref', 'EEG C3-Ref', 'EEG O1-Ref']
+for kind, Format, Signal in (('edf', edfio.Edf, edfio.EdfSignal), ('bdf', edfio.Bdf, edfio.BdfSignal)):
+    rate, seconds = 200, 60
+    t = np.arange(rate * seconds) / rate
+    data = [50 * np.sin(2 * np.pi * (5 + 7 * c) * t) + rng.normal(0, 30, t.size) + 15 * c for c in range(3)]
+    marks = [edfio.EdfAnnotation(onset=10.25, duration=3, text='rest'), edfio.EdfAnnotation(onset=30, duration=None, text='d\u00e9but')]
+    Format([Signal(d, rate, label=n, physical_dimension='uV') for d, n in zip(data, names)], annotations=marks).write(f'{out}/a.{kind}')
+    read = mne.io.read_raw_edf if kind == 'edf' else mne.io.read_raw_bdf
+    raw = read(f'{out}/a.{kind}', preload=True)
+    assert [a['description'] for a in raw.annotations] == ['rest', 'd\u00e9but'], raw.annotations
+    (raw.get_data() * 1e6).astype(np.float32).tofile(f'{out}/{kind}.raw')
+    filtered = raw.copy().filter(1, 40).get_data() * 1e6
+    filtered.astype(np.float32).tofile(f'{out}/{kind}.filtered')
+    filtered = raw.copy().notch_filter(50).get_data() * 1e6
+    filtered.astype(np.float32).tofile(f'{out}/{kind}.notched')
+    # Our design, in double precision: high-pass 1 Hz and low-pass 40 Hz, with MNE's lengths.
+    high = int(np.ceil(3.3 / 1 * rate)) | 1
+    low = int(np.ceil(3.3 / 10 * rate)) | 1
+    hp = -firwin(high, 0.5, fs=rate, window='hamming'); hp[high // 2] += 1
+    taps = np.convolve(hp, firwin(low, 45, fs=rate, window='hamming'))
+    half = taps.size // 2
+    x = raw.get_data() * 1e6
+    wide = np.concatenate([2 * x[:, :1] - x[:, half:0:-1], x, 2 * x[:, -1:] - x[:, -2:-half - 2:-1]], axis=1)
+    np.stack([np.convolve(w, taps, 'valid') for w in wide]).astype(np.float32).tofile(f'{out}/{kind}.scipy')
+)";
+
+TEST(EdfLive, EqualsMne) {
+  TestFolder folder;
+  const std::string seed = RunPython(folder, kMake);
+  SCOPED_TRACE("seed " + seed);
+  constexpr int64_t kRate = 200, kTotal = 60 * kRate, kPoints = 3 * kRate;
+  for (const std::string kind : {"edf", "bdf"}) {
+    v1::DataSpec data;
+    data.set_source("edf");
+    for (const char* name : {"O1", "fp1"}) data.add_channels(name);
+    data.add_labels("d\xC3\xA9" "but"), data.add_labels("rest");
+    const int channels[] = {2, 0};
+    // Largest difference to `expected` over the windows from `skip` seconds on each side.
+    const auto difference = [&](const std::string& expected_name, int64_t skip_windows) {
+      const std::vector<float> expected = Floats(folder.Path(kind + "." + expected_name));
+      const auto source = OpenRecordings(data, folder.Path("a." + kind), InputGeometry(2, {kPoints}), Subset::kAll);
+      EXPECT_TRUE(source.ok()) << source.status();
+      if (!source.ok() || expected.size() != 3 * kTotal) return 1e9;
+      EXPECT_EQ((*source)->count(), kTotal / kPoints);
+      EXPECT_EQ((*source)->label(0), -1);
+      EXPECT_EQ((*source)->label(3), 1);    // 9 to 12 s, of 10.25 to 13.25
+      EXPECT_EQ((*source)->label(4), 1);
+      EXPECT_EQ((*source)->label(10), 0);   // 30 s
+      double worst = 0;
+      for (int64_t w = skip_windows; w < (*source)->count() - skip_windows; ++w) {
+        std::vector<float> x(2 * kPoints);
+        EXPECT_TRUE((*source)->Read(w, x.data()).ok());
+        for (int64_t c = 0; c < 2; ++c)
+          for (int64_t t = 0; t < kPoints; ++t) worst = std::max<double>(worst, std::abs(x[c * kPoints + t] - expected[channels[c] * kTotal + w * kPoints + t]));
+      }
+      return worst;
+    };
+    EXPECT_LT(difference("raw", 0), 2e-5) << kind;           // of +-200 uV in fp32
+    data.add_band_pass(1), data.add_band_pass(40);
+    EXPECT_LT(difference("scipy", 0), 2e-3) << kind;         // edges included; sums of 727 products in fp32
+    EXPECT_LT(difference("filtered", 2), 1.5) << kind;       // MNE joins both edges in one filter: other ripple, the same bands
+    data.clear_band_pass();
+    data.add_notch(50);
+    EXPECT_LT(difference("notched", 2), 6) << kind;          // MNE's notch is narrower: noise of 30 uV in 1 Hz more of 100
+  }
+}
+
+}  // namespace
+}  // namespace hierad

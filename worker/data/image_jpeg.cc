@@ -1,0 +1,208 @@
+// JPEG by libjpeg-turbo's own interface: only the rows and columns that are used are decoded, at a part of the size where that
+// is enough.
+#include <csetjmp>
+#include <cstdio>
+
+#include <jerror.h>
+#include <jpeglib.h>
+
+#include <algorithm>
+#include <memory>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "base/status.h"
+#include "worker/data/image_pixels.h"
+
+namespace hierad {
+namespace {
+
+constexpr int kMargin = 16;         // stored pixels around a region, so that its chroma is interpolated as in the whole image
+constexpr int64_t kScanLimit = 256; // of a progressive file: each costs a pass over all
+
+struct Errors {
+  jpeg_error_mgr base;
+  std::jmp_buf leave;
+  char text[JMSG_LENGTH_MAX] = "";
+  bool cut = false;
+};
+
+void Leave(j_common_ptr info) {
+  auto* errors = reinterpret_cast<Errors*>(info->err);
+  info->err->format_message(info, errors->text);
+  std::longjmp(errors->leave, 1);
+}
+
+void Note(j_common_ptr info, int level) {
+  auto* errors = reinterpret_cast<Errors*>(info->err);
+  if (level >= 0) return;
+  ++info->err->num_warnings;
+  if (info->err->msg_code == JWRN_JPEG_EOF || info->err->msg_code == JWRN_HIT_MARKER) errors->cut = true;
+}
+
+void CheckScans(j_common_ptr info) {
+  auto* decoder = reinterpret_cast<j_decompress_ptr>(info);
+  if (info->is_decompressor && decoder->input_scan_number > kScanLimit) ERREXIT(decoder, JERR_BAD_PROGRESSION);
+}
+
+// EXIF's orientation from an APP1 marker; 1 where it says none.
+int Orientation(const jpeg_saved_marker_ptr markers) {
+  for (jpeg_saved_marker_ptr marker = markers; marker; marker = marker->next) {
+    const std::string_view data(reinterpret_cast<const char*>(marker->data), marker->data_length);
+    if (marker->marker != JPEG_APP0 + 1 || data.size() < 14 || data.substr(0, 6) != std::string_view("Exif\0\0", 6)) continue;
+    const std::string_view tiff = data.substr(6);
+    const bool big = tiff[0] == 'M';
+    const auto number = [&](size_t at, int bytes) -> uint32_t {
+      uint32_t value = 0;
+      if (at > tiff.size() || bytes > static_cast<int>(tiff.size() - at)) return 0;
+      for (int i = 0; i < bytes; ++i) value |= uint32_t{static_cast<uint8_t>(tiff[at + i])} << 8 * (big ? bytes - 1 - i : i);
+      return value;
+    };
+    const size_t directory = number(4, 4);
+    const uint32_t entries = number(directory, 2);
+    for (uint32_t e = 0; e < entries; ++e) {
+      const size_t entry = directory + 2 + size_t{12} * e;
+      if (entry >= tiff.size()) break;
+      if (number(entry, 2) == 0x0112 && number(entry + 2, 2) == 3) {
+        const uint32_t value = number(entry + 8, 2);
+        return value >= 1 && value <= 8 ? static_cast<int>(value) : 1;
+      }
+    }
+  }
+  return 1;
+}
+
+// An end-of-image marker after the last scan's start. Inside a scan 0xFF is always stuffed, so both are real markers.
+bool Ends(std::string_view file) {
+  const size_t scan = file.rfind("\xFF\xDA"), end = file.rfind("\xFF\xD9");
+  return end != std::string_view::npos && scan != std::string_view::npos && end > scan;
+}
+
+class Decoder {
+ public:
+  Decoder() {
+    info_.err = jpeg_std_error(&errors_.base);
+    errors_.base.error_exit = Leave;
+    errors_.base.emit_message = Note;
+    progress_.progress_monitor = CheckScans;
+  }
+  ~Decoder() { jpeg_destroy_decompress(&info_); }
+
+  // libjpeg leaves by longjmp: no object with a destructor lives in these two frames.
+  bool ReadHeader(const uint8_t* bytes, size_t size) {
+    if (setjmp(errors_.leave)) return false;
+    jpeg_create_decompress(&info_);
+    info_.progress = &progress_;
+    jpeg_mem_src(&info_, bytes, size);
+    jpeg_save_markers(&info_, JPEG_APP0 + 1, 0xFFFF);
+    jpeg_read_header(&info_, TRUE);
+    return true;
+  }
+
+  // Decodes `region` of the scaled image, whose columns grow to what the format can part; rows of *row_bytes.
+  bool Start(int denominator, J_COLOR_SPACE space) {
+    if (setjmp(errors_.leave)) return false;
+    info_.scale_num = 1;
+    info_.scale_denom = denominator;
+    info_.out_color_space = space;
+    info_.dct_method = JDCT_ISLOW;
+    jpeg_start_decompress(&info_);
+    return true;
+  }
+  bool Crop(int* left, int* width, int top) {
+    if (setjmp(errors_.leave)) return false;
+    if (*width < static_cast<int>(info_.output_width)) {
+      JDIMENSION begin = *left, count = *width;
+      jpeg_crop_scanline(&info_, &begin, &count);
+      *left = static_cast<int>(begin);
+      *width = static_cast<int>(count);
+    }
+    if (top > 0 && jpeg_skip_scanlines(&info_, top) != static_cast<JDIMENSION>(top)) errors_.cut = true;
+    return true;
+  }
+  bool ReadRows(uint8_t* rows, int height, size_t row_bytes) {
+    if (setjmp(errors_.leave)) return false;
+    for (int y = 0; y < height; ++y) {
+      JSAMPROW row = rows + y * row_bytes;
+      if (jpeg_read_scanlines(&info_, &row, 1) != 1) return errors_.cut = true;
+    }
+    if (info_.output_scanline == info_.output_height) jpeg_finish_decompress(&info_);
+    else jpeg_abort_decompress(&info_);
+    return true;
+  }
+
+  jpeg_decompress_struct& info() { return info_; }
+  const Errors& errors() const { return errors_; }
+  absl::Status Problem() const { return DamagedImage(absl::StrCat("damaged JPEG: ", errors_.text)); }
+
+ private:
+  jpeg_decompress_struct info_{};
+  Errors errors_{};
+  jpeg_progress_mgr progress_{};
+};
+
+// As Pillow turns CMYK into RGB; Adobe's files hold it inverted.
+std::vector<uint8_t> RgbOfCmyk(const std::vector<uint8_t>& cmyk, bool inverted) {
+  std::vector<uint8_t> rgb(cmyk.size() / 4 * 3);
+  for (size_t i = 0; i < cmyk.size() / 4; ++i) {
+    const int paper = inverted ? cmyk[i * 4 + 3] : 255 - cmyk[i * 4 + 3];
+    for (int c = 0; c < 3; ++c) {
+      const int ink = inverted ? 255 - cmyk[i * 4 + c] : cmyk[i * 4 + c], product = ink * paper + 128;
+      rgb[i * 3 + c] = static_cast<uint8_t>(std::clamp(paper - ((product + (product >> 8)) >> 8), 0, 255));
+    }
+  }
+  return rgb;
+}
+
+// Largest of 8, 4, 2 by which the region may shrink and stay as large as the output; else 1.
+int Denominator(const Region& region, const DecodeOptions& options) {
+  if (options.least_height < 1 || options.least_width < 1) return 1;
+  for (const int d : {8, 4, 2})
+    if (region.height >= options.least_height * d && region.width >= options.least_width * d) return d;
+  return 1;
+}
+
+}  // namespace
+
+absl::StatusOr<DecodedImage> DecodeJpeg(std::string_view file, const DecodeOptions& options) {
+  Decoder decoder;
+  if (!decoder.ReadHeader(reinterpret_cast<const uint8_t*>(file.data()), file.size())) return decoder.Problem();
+  jpeg_decompress_struct& info = decoder.info();
+  const int stored_height = static_cast<int>(info.image_height), stored_width = static_cast<int>(info.image_width);
+  RETURN_IF_ERROR(CheckImageSize("JPEG", info.image_height, info.image_width, 4, options));
+  if (!Ends(file)) return DamagedImage("JPEG cut short: no end-of-image marker");
+  const int orientation = Orientation(info.marker_list);
+  const bool swaps = orientation >= 5;
+  const int height = swaps ? stored_width : stored_height, width = swaps ? stored_height : stored_width;
+  const Region upright = options.region ? options.region(height, width) : Region{0, 0, height, width};
+  const int denominator = Denominator(upright, options);
+  const Region region = StoredRegion(upright, orientation, stored_height, stored_width);
+  const bool gray = info.jpeg_color_space == JCS_GRAYSCALE, cmyk = info.jpeg_color_space == JCS_CMYK || info.jpeg_color_space == JCS_YCCK;
+  if (!decoder.Start(denominator, gray ? JCS_GRAYSCALE : cmyk ? JCS_CMYK : JCS_RGB)) return decoder.Problem();
+
+  // What to decode, in pixels of the scaled image: the region and a margin.
+  const int scaled_height = static_cast<int>(info.output_height), scaled_width = static_cast<int>(info.output_width);
+  const int top = std::max(0, region.top / denominator - kMargin), bottom = std::min(scaled_height, (region.top + region.height) / denominator + 1 + kMargin);
+  int left = std::max(0, region.left / denominator - kMargin), columns = std::min(scaled_width, (region.left + region.width) / denominator + 1 + kMargin) - left;
+  if (!decoder.Crop(&left, &columns, top)) return decoder.Problem();
+  const int channels = info.output_components;
+  std::vector<uint8_t> values(int64_t{bottom - top} * columns * channels);
+  if (!decoder.ReadRows(values.data(), bottom - top, size_t(columns) * channels)) return decoder.Problem();
+  if (decoder.errors().cut) return DamagedImage("damaged JPEG: premature end of its data");
+  Pixels stored{bottom - top, columns, cmyk ? 3 : channels, cmyk ? RgbOfCmyk(values, info.saw_Adobe_marker) : std::move(values)};
+
+  // The region within what was decoded, turned with it.
+  const double scale = 1.0 / denominator;
+  Box box{region.top * scale - top, region.left * scale - left, region.height * scale, region.width * scale};
+  if (orientation == 2 || orientation == 3 || orientation == 7 || orientation == 8) box.left = stored.width - box.left - box.width;
+  if (orientation == 3 || orientation == 4 || orientation == 6 || orientation == 7) box.top = stored.height - box.top - box.height;
+  if (swaps) box = {box.left, box.top, box.width, box.height};
+  DecodedImage image{Upright(std::move(stored), orientation), box};
+  image.box.top = std::max(0.0, image.box.top);
+  image.box.left = std::max(0.0, image.box.left);
+  image.box.height = std::min(image.box.height, image.pixels.height - image.box.top);
+  image.box.width = std::min(image.box.width, image.pixels.width - image.box.left);
+  return image;
+}
+
+}  // namespace hierad

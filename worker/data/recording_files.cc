@@ -1,0 +1,92 @@
+#include "worker/data/recording_files.h"
+
+#include <sys/stat.h>
+
+#include <algorithm>
+#include <cmath>
+#include <map>
+#include <utility>
+
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+#include "base/fs.h"
+#include "base/limits.h"
+#include "base/sha256.h"
+#include "base/status.h"
+
+namespace hierad {
+namespace {
+
+constexpr int kFolderDepth = 16;   // also ends a circle of links
+
+bool IsRecording(const std::string& name) { return absl::EndsWithIgnoreCase(name, ".edf") || absl::EndsWithIgnoreCase(name, ".bdf"); }
+
+// Adds the recordings below root/below, as paths relative to root.
+absl::Status Walk(const std::string& root, const std::string& below, int depth, std::vector<std::string>* found, int64_t* others) {
+  const std::string folder = below.empty() ? root : JoinPath(root, below);
+  if (depth > kFolderDepth) return ErrorOf(v1::REASON_USER_ERROR, absl::StrCat("data.path: ", Printable(folder), " is more than ", kFolderDepth, " folders deep (a circle of links?)"));
+  ASSIGN_OR_RETURN(const std::vector<std::string> names, ListFolder(folder));
+  for (const std::string& name : names) {
+    if (name[0] == '.') continue;
+    const std::string relative = below.empty() ? name : absl::StrCat(below, "/", name);
+    struct stat status{};
+    const bool known = stat(JoinPath(root, relative).c_str(), &status) == 0;
+    if (known && S_ISDIR(status.st_mode)) {
+      RETURN_IF_ERROR(Walk(root, relative, depth + 1, found, others));
+    } else if (IsRecording(name)) {
+      found->push_back(relative);   // a broken link is found when it is opened
+    } else {
+      ++*others;
+    }
+    if (static_cast<int64_t>(found->size()) > limits::kRecordings) return ErrorOf(v1::REASON_USER_ERROR, absl::StrCat("data.path ", Printable(root), ": more than ", limits::kRecordings, " recordings"));
+  }
+  return absl::OkStatus();
+}
+
+std::string SubjectOf(const std::string& relative, bool by_folder) { return by_folder ? FolderOf(absl::StrCat("/", relative)) : relative; }
+
+// Keeps the files of the subjects that `subset` asks for.
+absl::Status Choose(const std::string& path, double fraction, bool by_folder, Subset subset, std::vector<std::string>* relative, RecordingFiles* files) {
+  std::map<std::string, std::string> hashes;   // hash -> subject
+  for (const std::string& file : *relative) {
+    const std::string subject = SubjectOf(file, by_folder);
+    hashes[Sha256Hex(subject)] = subject;
+  }
+  files->subjects = hashes.size();
+  if (files->subjects < 2)
+    return ErrorOf(v1::REASON_USER_ERROR, absl::StrCat("data.held_out is ", fraction, ", but data.path ", Printable(path), " holds ", files->subjects, " subject; give at least 2, or take held_out out"));
+  files->held_out = std::clamp<int64_t>(std::llround(fraction * double(files->subjects)), 1, files->subjects - 1);
+  std::map<std::string, bool> held;
+  int64_t index = 0;
+  for (const auto& [hash, subject] : hashes) held[subject] = index++ < files->held_out;
+  if (subset != Subset::kAll) std::erase_if(*relative, [&](const std::string& file) { return held[SubjectOf(file, by_folder)] != (subset == Subset::kHeldOut); });
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+absl::StatusOr<RecordingFiles> FindRecordings(const std::string& path, double held_out, bool by_folder, Subset subset) {
+  RecordingFiles files;
+  struct stat status{};
+  if (stat(path.c_str(), &status) != 0) return ErrnoStatus(errno, "cannot find", path);
+  if (!S_ISDIR(status.st_mode)) {
+    if (held_out > 0) return ErrorOf(v1::REASON_USER_ERROR, absl::StrCat("data.held_out needs a folder of recordings; data.path ", Printable(path), " is one file"));
+    files.paths.push_back(path);
+    files.subjects = 1;
+    return files;
+  }
+  std::vector<std::string> relative;
+  RETURN_IF_ERROR(Walk(path, "", 0, &relative, &files.other_files));
+  if (relative.empty())
+    return ErrorOf(v1::REASON_DATA_ERROR, absl::StrCat("data.path ", Printable(path), ": 0 recordings (.edf, .bdf) among ", files.other_files, " files; at least 1 is needed"));
+  std::sort(relative.begin(), relative.end());
+  if (held_out > 0) {
+    RETURN_IF_ERROR(Choose(path, held_out, by_folder, subset, &relative, &files));
+  } else {
+    files.subjects = relative.size();
+  }
+  for (const std::string& file : relative) files.paths.push_back(JoinPath(path, file));
+  return files;
+}
+
+}  // namespace hierad
