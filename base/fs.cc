@@ -11,6 +11,7 @@
 #include <system_error>
 #include <unistd.h>
 
+#include "base/failpoint.h"
 #include "base/status.h"
 #include "base/text.h"
 
@@ -66,6 +67,7 @@ absl::StatusOr<std::string> ReadFile(const std::string& path, int64_t max_bytes)
 }
 
 absl::Status WriteAll(int fd, std::string_view data, std::string_view path_for_message) {
+  HIERAD_FAILPOINT("fs.write");
   while (!data.empty()) {
     const ssize_t n = ::write(fd, data.data(), data.size());
     if (n < 0 && errno == EINTR) continue;
@@ -76,6 +78,7 @@ absl::Status WriteAll(int fd, std::string_view data, std::string_view path_for_m
 }
 
 absl::Status SyncFolder(const std::string& path) {
+  HIERAD_FAILPOINT("fs.sync_folder");
   UniqueFd fd(::open(path.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
   if (!fd) return ErrnoStatus(errno, "cannot open folder", path);
   if (::fsync(fd.get()) != 0) return ErrnoStatus(errno, "cannot sync folder", path);
@@ -89,6 +92,7 @@ absl::Status WriteFileAtomic(const std::string& path, std::string_view data, int
   const auto finish = [&]() -> absl::Status {
     if (::fchmod(fd.get(), mode_t(mode)) != 0) return ErrnoStatus(errno, "cannot set the mode of", temporary);
     RETURN_IF_ERROR(WriteAll(fd.get(), data, path));
+    HIERAD_FAILPOINT("fs.sync_file");
     if (::fsync(fd.get()) != 0) return ErrnoStatus(errno, "cannot sync", path);
     if (::rename(temporary.c_str(), path.c_str()) != 0) return ErrnoStatus(errno, "cannot put in place", path);
     return absl::OkStatus();
@@ -163,6 +167,7 @@ absl::StatusOr<std::vector<std::string>> ListFolder(const std::string& path) {
 }
 
 absl::StatusOr<int64_t> FreeBytes(const std::string& path) {
+  if (const auto measured = FailpointValue("fs.free_bytes")) return *measured;
   struct statvfs info;
   if (::statvfs(path.c_str(), &info) != 0) return ErrnoStatus(errno, "cannot ask for the free space of", path);
   return int64_t(info.f_bavail) * int64_t(info.f_frsize);

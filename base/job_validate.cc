@@ -175,9 +175,25 @@ class Validator {
     if (spec_.resources().device() == "cpu" && (backend == "cudnn" || backend == "mem_efficient")) {
       Problem("step.sdpa_backend", backend + " needs a GPU; resources.device is cpu; use auto or math");
     }
+    CheckFusedOnly();
     if (spec_.step().tf32() && spec_.resources().device() == "cpu") {
       Problem("step.tf32", "true needs a GPU; resources.device is cpu; set it to false");
     }
+  }
+
+  // Of the planned step alone.
+  void CheckFusedOnly() {
+    const v1::StepSpec& step = spec_.step();
+    const auto geometry = Legal("model.") ? Geometry::From(spec_.model()) : absl::StatusOr<Geometry>(absl::UnknownError(""));
+    for (const int stage : step.checkpoint_stages()) {
+      if (!geometry.ok() || stage <= geometry->spec.stages_size()) continue;
+      Problem("step.checkpoint_stages", std::to_string(stage) + "; the model has stages 1 to " + std::to_string(geometry->spec.stages_size()));
+    }
+    if (step.mode() == "fused") return;
+    const std::string only = " is for step.mode fused; the mode is " + (step.mode().empty() ? std::string("auto") : step.mode());
+    if (step.reduce_dtype() == "bf16") Problem("step.reduce_dtype", "bf16" + only);
+    if (step.checkpoint_stages_size() > 0) Problem("step.checkpoint_stages", "it" + only);
+    if (step.checkpoint_decoder()) Problem("step.checkpoint_decoder", "true" + only);
   }
 
   const v1::JobSpec& spec_;

@@ -329,6 +329,12 @@ TEST_F(CommandTest, PlanNeedsNoHierad) {
   EXPECT_EQ(Run({"plan", Path("job.yaml"), "--memory", "4", "-o", "json"}), kExitOk) << err();
   EXPECT_GT(json()["peak_device_bytes"], 0);
   EXPECT_EQ(json()["memory_gib"], 4);
+  EXPECT_EQ(Run({"plan", Path("job.yaml"), "--fit", "4096 MiB", "--samples", "1000", "-o", "json"}), kExitOk) << err();
+  EXPECT_EQ(json()["memory_gib"], 4);
+  EXPECT_EQ(json()["steps_per_epoch"], 16);
+  for (const char* wrong : {"", "GiB", "-4GiB", "4 apples", "nan"}) {
+    EXPECT_EQ(Run({"plan", Path("job.yaml"), "--fit", wrong}), wrong[0] == 0 ? kExitOk : kExitUsage) << wrong;
+  }
   EXPECT_EQ(Run({"plan", Path("job.yaml"), "--card", "X9"}), kExitUsage);
   EXPECT_THAT(err(), HasSubstr("known are H200"));
   EXPECT_EQ(Run({"plan", Path("job.yaml"), "--set", "model.input_size=[225,224]"}), kExitUsage);
@@ -484,6 +490,22 @@ TEST_F(CommandTest, ProbeWithoutAWorkerSaysWhereItLooked) {
   ::setenv("PATH", path.c_str(), 1);
   EXPECT_EQ(found, kExitUsage);
   EXPECT_THAT(err(), HasSubstr("hiera-worker is neither at "));
+}
+
+TEST_F(CommandTest, ExportOfAJobAsksForItsFolder) {
+  EXPECT_EQ(Run({"export", "7"}), kExitUnreachable);
+  Serve();
+  EXPECT_EQ(Run({"export", "9"}), kExitNotFound);
+  EXPECT_THAT(err(), HasSubstr("there is no job 9"));
+  EXPECT_EQ(Run({"export", "/runs/7", "--to", "onnx"}), kExitUsage);
+  control_.jobs.push_back(MakeJob(7, v1::SUCCEEDED));
+  const std::string path = std::getenv("PATH");
+  ::setenv("PATH", "/none", 1);
+  for (const char* source : {"7", "/runs/7"}) {
+    EXPECT_EQ(Run({"export", source, "--to", "timm", "-o", "w.safetensors"}), kExitUsage) << source;
+    EXPECT_THAT(err(), HasSubstr("hiera-worker is neither at ")) << source;
+  }
+  ::setenv("PATH", path.c_str(), 1);
 }
 
 TEST(Connection, Addresses) {

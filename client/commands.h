@@ -29,7 +29,9 @@ struct PlanCommandOptions {
   std::string file;
   std::vector<std::string> set;
   std::string card = "H200";
-  double memory_gib = 0;             // 0: the card's
+  std::string memory;                // a size such as 80GiB; empty: the card's memory
+  std::string fit;                   // the same; empty: not asked what fits
+  int64_t samples = 0;               // 0: as the job says, if it does
 };
 int PlanJob(const PlanCommandOptions& options, const Context& context);
 
@@ -37,11 +39,32 @@ int PlanJob(const PlanCommandOptions& options, const Context& context);
 struct ListOptions {
   std::vector<std::string> states;   // names, any case; empty: all
   uint32_t limit = 50;
+  std::string name;                  // only names that contain it
+  std::string submitter;             // only this user's
+  double since_s = 0;                // only jobs submitted within so many seconds; 0: all
+  std::string columns;               // "id,name,state"; empty: the usual ones
 };
 int List(const ListOptions& options, const Context& context);
 int Describe(uint64_t job_id, const Context& context);
-int Cancel(uint64_t job_id, const Context& context);
 int Checkpoints(uint64_t job_id, const Context& context);
+
+// wishes.cc
+struct CheckpointOptions {
+  bool wait = true;                  // until it is there
+  double timeout_s = 600;
+};
+struct GarbageOptions {
+  bool dry_run = false;
+  bool whole_runs = false;
+  double older_than_days = 30;
+};
+int Cancel(uint64_t job_id, bool now, const Context& context);
+int Pause(uint64_t job_id, const Context& context);
+int Resume(uint64_t job_id, const Context& context);
+int MakeCheckpoint(uint64_t job_id, const CheckpointOptions& options, const Context& context);
+int SetKeys(uint64_t job_id, const std::vector<std::string>& assignments, const Context& context);   // "lr=3e-4"
+int DrainNode(const std::string& node, bool drained, const Context& context);
+int CollectGarbage(const GarbageOptions& options, const Context& context);
 
 // watch.cc
 struct WatchOptions {
@@ -59,14 +82,46 @@ struct LogsOptions {
   bool follow = false;
   uint64_t tail_lines = 0;           // 0: everything
   bool raw = false;                  // bytes as they are, control characters included
+  int32_t attempt = 0;               // only what it printed; 0: all
+  double since_s = 0;                // only lines of the last so many seconds; 0: all
+  std::string grep;                  // only lines with a match of this regular expression (ECMAScript)
 };
 int Logs(uint64_t job_id, const LogsOptions& options, const Context& context);
+
+// metrics.cc
+struct MetricsOptions {
+  int64_t from = 0, to = 0, every = 0;   // steps; 0: no bound, every one
+  bool plot = false;                     // a curve of `column` instead of numbers
+  std::string column = "loss";
+  std::string file;                      // the curve as SVG
+};
+int Metrics(uint64_t job_id, const MetricsOptions& options, const Context& context);
+
+// top.cc
+struct TopOptions {
+  double every_s = 2;
+  bool once = false;                 // also on a terminal
+};
+int Top(const TopOptions& options, const Context& context);
 
 // cluster.cc
 int Nodes(const Context& context);
 int PrintVersion(const Context& context);
 
-// probe.cc: becomes `hiera-worker probe --run FOLDER ...`; returns only if that cannot be started.
-int Probe(const std::string& run_folder, const std::vector<std::string>& arguments, const Context& context);
+// doctor.cc: looks at this machine, and at what a job would meet on it.
+struct DoctorOptions {
+  std::string file;                  // empty: no job
+  std::vector<std::string> set;
+  std::string folder;                // whose disk is measured; empty: the job's output.folder, else hierad's usual place
+};
+int Doctor(const DoctorOptions& options, const Context& context);
+
+// export.cc: becomes `hiera-worker export ...`.
+struct ExportCommandOptions {
+  std::string source;                // a job's number, a run's folder, a checkpoint's folder
+  std::string to = "safetensors";    // or timm
+  std::string out;                   // file; empty: in the run's exported/
+};
+int Export(const ExportCommandOptions& options, const Context& context);
 
 }  // namespace hierad

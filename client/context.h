@@ -29,7 +29,9 @@ struct Context {
   bool color = false;
   bool unicode = false;    // the locale shows block characters
   std::function<int()> columns = [] { return 80; };
+  std::function<int()> rows = [] { return 24; };
   bool json = false;
+  bool csv = false;        // of `metrics` alone
   std::string server;      // as given by --server or HIERAD_SERVER; empty: the default
 };
 

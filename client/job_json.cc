@@ -46,10 +46,18 @@ Json Value(const Message& section, const FieldDescriptor* f) {
   }
 }
 
+Json TotalsJson(const v1::RankTotals& t) {
+  return {{"steps", t.step_count()}, {"samples", t.samples()}, {"step_s", JsonOf(t.step_s())}, {"data_wait_s", JsonOf(t.data_wait_s())},
+          {"forward_s", JsonOf(t.forward_s())}, {"backward_s", JsonOf(t.backward_s())}, {"communication_s", JsonOf(t.communication_s())},
+          {"optimizer_s", JsonOf(t.optimizer_s())}, {"memory_bytes", t.memory_bytes()}, {"skipped_samples", t.skipped_samples()},
+          {"checkpoints", t.checkpoint_count()}, {"checkpoint_s", JsonOf(t.checkpoint_s())}};
+}
+
 Json JsonOf(const v1::RankView& rank) {
   return {{"rank", rank.rank()},   {"node", rank.node()}, {"slot_id", rank.slot_id()},
           {"phase", PhaseName(rank.phase())}, {"step", rank.step()}, {"pid", rank.pid()},
-          {"last_seen_ms", KnownTime(rank.last_seen_ms())}, {"waiting_in", rank.waiting_in()}};
+          {"last_seen_ms", KnownTime(rank.last_seen_ms())}, {"waiting_in", rank.waiting_in()},
+          {"silent_s", rank.silent_s()}, {"totals", TotalsJson(rank.totals())}};
 }
 
 }  // namespace
@@ -74,13 +82,24 @@ Json JsonOf(const v1::JobSpec& spec) {
 Json JsonOf(const v1::StepMetrics& m) {
   return {{"step", m.step()},       {"epoch", JsonOf(m.epoch())},   {"loss", JsonOf(m.loss())},
           {"grad_norm", JsonOf(m.grad_norm())}, {"lr", JsonOf(m.lr())}, {"samples", m.samples()},
-          {"step_s", JsonOf(m.step_s())}, {"data_wait_s", JsonOf(m.data_wait_s())}, {"skipped", m.skipped()},
+          {"step_s", JsonOf(m.step_s())}, {"data_wait_s", JsonOf(m.data_wait_s())},
+          {"forward_s", JsonOf(m.forward_s())}, {"backward_s", JsonOf(m.backward_s())}, {"communication_s", JsonOf(m.communication_s())},
+          {"optimizer_s", JsonOf(m.optimizer_s())}, {"skipped", m.skipped()},
           {"time_ms", m.time_ms()}, {"eval_loss", m.has_eval_loss() ? JsonOf(m.eval_loss()) : Json(nullptr)}};
 }
 
+Json JsonOf(const v1::AttemptView& a) {
+  return {{"attempt", a.attempt()}, {"started_ms", KnownTime(a.started_ms())}, {"ended_ms", KnownTime(a.ended_ms())},
+          {"reason", ReasonName(a.reason())}, {"message", a.message()}, {"step", a.step()}};
+}
+
 Json JsonOf(const v1::Job& job) {
-  Json ranks = Json::array();
+  Json ranks = Json::array(), attempts = Json::array();
+  for (const v1::AttemptView& attempt : job.attempts()) attempts.push_back(JsonOf(attempt));
   for (const v1::RankView& rank : job.ranks()) ranks.push_back(JsonOf(rank));
+  Json restarts = Json::object(), alerts = Json::array();
+  for (const v1::Restart& restart : job.restarts()) restarts[ReasonName(restart.reason())] = restart.count();
+  for (const std::string& alert : job.alerts()) alerts.push_back(alert);
   return {{"id", job.id()},
           {"name", job.spec().name()},
           {"state", StateName(job.state())},
@@ -104,6 +123,11 @@ Json JsonOf(const v1::Job& job) {
           {"first_step", job.first_step()},
           {"retry_at_ms", KnownTime(job.retry_at_ms())},
           {"best_eval_loss", job.has_best_eval_loss() ? JsonOf(job.best_eval_loss()) : Json(nullptr)},
+          {"note", job.note()},
+          {"attempts", std::move(attempts)},
+          {"checkpoint_ms", KnownTime(job.checkpoint_ms())},
+          {"restarts", std::move(restarts)},
+          {"alerts", std::move(alerts)},
           {"spec", JsonOf(job.spec())}};
 }
 
@@ -128,7 +152,7 @@ Json JsonOf(const v1::Node& node) {
                      {"rank", free ? Json(nullptr) : Json(use.rank())}});
   }
   return {{"name", node.name()}, {"connected", node.connected()}, {"last_seen_ms", KnownTime(node.last_seen_ms())},
-          {"version", node.version()}, {"slots", std::move(slots)}};
+          {"version", node.version()}, {"drained", node.drained()}, {"slots", std::move(slots)}};
 }
 
 std::string JsonText(const Json& json) { return json.dump(-1, ' ', false, Json::error_handler_t::replace) + "\n"; }

@@ -2,12 +2,14 @@
 // NaN and the infinities, which JSON cannot hold, are the strings "NaN", "Infinity", "-Infinity". Times are Unix
 // milliseconds.
 //   job         id name state desired attempt reason message submitted_ms started_ms finished_ms step total_steps epoch
-//               samples_per_s eta_s last ranks run_folder submitter nan_steps first_step retry_at_ms best_eval_loss spec
-//   last        step epoch loss grad_norm lr samples step_s data_wait_s skipped time_ms eval_loss   (a metric)
-//   ranks[]     rank node slot_id phase step pid last_seen_ms waiting_in
+//               samples_per_s eta_s last ranks run_folder submitter nan_steps first_step retry_at_ms best_eval_loss
+//               note attempts checkpoint_ms restarts (by reason) alerts spec
+//   last        step epoch loss grad_norm lr samples step_s data_wait_s forward_s backward_s communication_s optimizer_s skipped time_ms eval_loss   (a metric)
+//   ranks[]     rank node slot_id phase step pid last_seen_ms waiting_in silent_s totals (sums of this attempt)
+//   attempts[]  attempt started_ms ended_ms reason message step   (those that are over; of describe)
 //   spec        the job's keys, in sections, as in job.yaml
 //   checkpoint  step path bytes sha256 created_ms eval_loss best damaged
-//   node        name connected last_seen_ms version slots[]: id kind model memory_bytes threads job_id attempt rank
+//   node        name connected last_seen_ms version drained slots[]: id kind model memory_bytes threads job_id attempt rank
 #pragma once
 
 #include <nlohmann/json.hpp>
@@ -22,6 +24,7 @@ using Json = nlohmann::ordered_json;
 Json JsonOf(double value);
 Json JsonOf(const v1::JobSpec& spec);
 Json JsonOf(const v1::StepMetrics& metrics);
+Json JsonOf(const v1::AttemptView& attempt);
 Json JsonOf(const v1::Job& job);
 Json JsonOf(const v1::CheckpointInfo& checkpoint);
 Json JsonOf(const v1::Node& node);

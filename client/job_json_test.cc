@@ -40,16 +40,18 @@ TEST(JobJson, TheKeysOfAJobAreStable) {
   EXPECT_THAT(Keys(json),
               ElementsAre("id", "name", "state", "desired", "attempt", "reason", "message", "submitted_ms", "started_ms",
                           "finished_ms", "step", "total_steps", "epoch", "samples_per_s", "eta_s", "last", "ranks",
-                          "run_folder", "submitter", "nan_steps", "first_step", "retry_at_ms", "best_eval_loss", "spec"));
+                          "run_folder", "submitter", "nan_steps", "first_step", "retry_at_ms", "best_eval_loss", "note",
+                          "attempts", "checkpoint_ms", "restarts", "alerts", "spec"));
   EXPECT_THAT(Keys(json["last"]), ElementsAre("step", "epoch", "loss", "grad_norm", "lr", "samples", "step_s",
-                                              "data_wait_s", "skipped", "time_ms", "eval_loss"));
+                                              "data_wait_s", "forward_s", "backward_s", "communication_s", "optimizer_s", "skipped", "time_ms", "eval_loss"));
   EXPECT_THAT(Keys(json["ranks"][0]),
-              ElementsAre("rank", "node", "slot_id", "phase", "step", "pid", "last_seen_ms", "waiting_in"));
+              ElementsAre("rank", "node", "slot_id", "phase", "step", "pid", "last_seen_ms", "waiting_in", "silent_s", "totals"));
+  EXPECT_THAT(Keys(JsonOf(v1::AttemptView())), ElementsAre("attempt", "started_ms", "ended_ms", "reason", "message", "step"));
   EXPECT_THAT(Keys(JsonOf(v1::CheckpointInfo())),
               ElementsAre("step", "path", "bytes", "sha256", "created_ms", "eval_loss", "best", "damaged"));
   v1::Node node;
   node.add_slots();
-  EXPECT_THAT(Keys(JsonOf(node)), ElementsAre("name", "connected", "last_seen_ms", "version", "slots"));
+  EXPECT_THAT(Keys(JsonOf(node)), ElementsAre("name", "connected", "last_seen_ms", "version", "drained", "slots"));
   EXPECT_THAT(Keys(JsonOf(node)["slots"][0]),
               ElementsAre("id", "kind", "model", "memory_bytes", "threads", "job_id", "attempt", "rank"));
 }

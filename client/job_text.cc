@@ -39,14 +39,92 @@ std::string StateText(v1::JobState state, bool color) {
   return Painted(StateName(state), shade, color);
 }
 
-std::string JobTable(const std::vector<v1::Job>& jobs, const Context& context) {
-  Table table({"ID", "NAME", "STATE", "STEP", "DONE", "LOSS", "SAMPLES/S", "ETA", "SUBMITTED"});
-  table.AlignRight({0, 3, 4, 5, 6, 7});
+namespace {
+
+struct Column {
+  const char* name;
+  bool right;
+  bool usual;
+  std::string (*cell)(const v1::Job&, const Context&);
+};
+
+const Column kColumns[] = {
+    {"id", true, true, [](const v1::Job& job, const Context&) { return std::to_string(job.id()); }},
+    {"name", false, true, [](const v1::Job& job, const Context&) { return Name(job.spec().name()); }},
+    {"state", false, true, [](const v1::Job& job, const Context& context) { return StateText(job.state(), context.color); }},
+    {"step", true, true, [](const v1::Job& job, const Context&) { return Steps(job); }},
+    {"done", true, true, [](const v1::Job& job, const Context&) { return Percent(job); }},
+    {"loss", true, true, [](const v1::Job& job, const Context&) { return Loss(job); }},
+    {"samples/s", true, true, [](const v1::Job& job, const Context&) {
+       return job.state() == v1::RUNNING && job.samples_per_s() > 0 ? CountText(job.samples_per_s()) : std::string("-");
+     }},
+    {"eta", true, true, [](const v1::Job& job, const Context&) {
+       return job.state() == v1::RUNNING && job.eta_s() > 0 ? DurationText(job.eta_s()) : std::string("-");
+     }},
+    {"submitted", false, true, [](const v1::Job& job, const Context& context) { return Ago(job.submitted_ms(), context); }},
+    {"started", false, false, [](const v1::Job& job, const Context& context) { return Ago(job.started_ms(), context); }},
+    {"finished", false, false, [](const v1::Job& job, const Context& context) { return Ago(job.finished_ms(), context); }},
+    {"eval", true, false, [](const v1::Job& job, const Context&) {
+       return job.has_best_eval_loss() ? NumberText(job.best_eval_loss()) : std::string("-");
+     }},
+    {"rate", true, false, [](const v1::Job& job, const Context&) { return job.has_last() ? NumberText(job.last().lr()) : std::string("-"); }},
+    {"attempt", true, false, [](const v1::Job& job, const Context&) { return std::to_string(job.attempt()); }},
+    {"ranks", true, false, [](const v1::Job& job, const Context&) { return std::to_string(job.spec().resources().ranks()); }},
+    {"submitter", false, false, [](const v1::Job& job, const Context&) { return Name(job.submitter()); }},
+    {"reason", false, false, [](const v1::Job& job, const Context&) {
+       return job.reason() == v1::REASON_UNSPECIFIED ? std::string("-") : ReasonName(job.reason());
+     }},
+    {"folder", false, false, [](const v1::Job& job, const Context&) { return Name(job.run_folder()); }},
+    {"message", false, false, [](const v1::Job& job, const Context&) { return job.message().empty() ? std::string("-") : PrintableSentence(job.message()); }},
+};
+
+const Column* FindColumn(const std::string& name) {
+  for (const Column& column : kColumns) {
+    if (column.name == name) return &column;
+  }
+  return nullptr;
+}
+
+}  // namespace
+
+std::string ColumnNames() {
+  std::string names;
+  for (const Column& column : kColumns) names += (names.empty() ? "" : ", ") + std::string(column.name);
+  return names;
+}
+
+absl::StatusOr<std::vector<std::string>> ParseColumns(const std::string& columns) {
+  std::vector<std::string> names;
+  if (columns.empty()) {
+    for (const Column& column : kColumns) {
+      if (column.usual) names.push_back(column.name);
+    }
+    return names;
+  }
+  for (const std::string& name : Split(columns, ',')) {
+    if (FindColumn(name) == nullptr) {
+      return absl::InvalidArgumentError("--columns: there is no column \"" + Printable(name, 40) + "\"; there are " + ColumnNames());
+    }
+    names.push_back(name);
+  }
+  return names;
+}
+
+std::string JobTable(const std::vector<v1::Job>& jobs, const std::vector<std::string>& columns, const Context& context) {
+  std::vector<std::string> heading;
+  std::vector<size_t> right;
+  for (const std::string& name : columns) {
+    if (FindColumn(name)->right) right.push_back(heading.size());
+    std::string upper = name;
+    for (char& c : upper) c = c >= 'a' && c <= 'z' ? char(c - 32) : c;
+    heading.push_back(upper);
+  }
+  Table table(heading);
+  table.AlignRight(right);
   for (const v1::Job& job : jobs) {
-    const bool running = job.state() == v1::RUNNING;
-    table.Add({std::to_string(job.id()), Name(job.spec().name()), StateText(job.state(), context.color), Steps(job),
-               Percent(job), Loss(job), running && job.samples_per_s() > 0 ? CountText(job.samples_per_s()) : "-",
-               running && job.eta_s() > 0 ? DurationText(job.eta_s()) : "-", Ago(job.submitted_ms(), context)});
+    std::vector<std::string> row;
+    for (const std::string& name : columns) row.push_back(FindColumn(name)->cell(job, context));
+    table.Add(std::move(row));
   }
   return table.Text();
 }
@@ -70,7 +148,18 @@ std::string RankTable(const v1::Job& job, const Context& context) {
   for (const v1::RankView& rank : job.ranks()) {
     table.Add({std::to_string(rank.rank()), Name(rank.node()), Name(rank.slot_id()), PhaseName(rank.phase()),
                std::to_string(rank.step()), rank.pid() > 0 ? std::to_string(rank.pid()) : "-",
-               Ago(rank.last_seen_ms(), context), Name(rank.waiting_in())});
+               Ago(rank.last_seen_ms(), context),
+               rank.silent_s() > 0 ? "silent for " + std::to_string(rank.silent_s()) + " s" : Name(rank.waiting_in())});
+  }
+  return table.Text();
+}
+
+std::string AttemptTable(const v1::Job& job) {
+  Table table({"ATTEMPT", "STARTED", "TOOK", "STEP", "REASON", "MESSAGE"});
+  table.AlignRight({0, 2, 3});
+  for (const v1::AttemptView& a : job.attempts()) {
+    table.Add({std::to_string(a.attempt()), LocalTime(a.started_ms()), DurationText(double(std::max<int64_t>(a.ended_ms() - a.started_ms(), 0)) / 1000),
+               std::to_string(a.step()), ReasonName(a.reason()), PrintableSentence(a.message())});
   }
   return table.Text();
 }
@@ -90,6 +179,8 @@ std::string JobDetails(const v1::Job& job, const std::vector<v1::CheckpointInfo>
   line("state", StateText(job.state(), context.color));
   if (job.reason() != v1::REASON_UNSPECIFIED) line("reason", ReasonName(job.reason()));
   if (!job.message().empty()) line("message", PrintableSentence(job.message()));
+  if (!job.note().empty()) line("note", Painted(PrintableSentence(job.note()), Color::kYellow, context.color));
+  for (const std::string& alert : job.alerts()) line("alert", Painted(PrintableSentence(alert), Color::kYellow, context.color));
   if (job.desired() != v1::DESIRED_RUN && !IsEnd(job.state())) line("wanted", DesiredName(job.desired()));
   line("step", Steps(job) + (job.total_steps() > 0 ? " (" + Percent(job) + "), epoch " + NumberText(job.epoch()) : ""));
   if (job.has_last()) {
@@ -102,6 +193,7 @@ std::string JobDetails(const v1::Job& job, const std::vector<v1::CheckpointInfo>
   if (job.state() == v1::RUNNING && job.samples_per_s() > 0) line("samples/s", CountText(job.samples_per_s()));
   if (job.state() == v1::RUNNING && job.eta_s() > 0) line("ETA", DurationText(job.eta_s()));
   line("attempt", std::to_string(job.attempt()) + " of " + std::to_string(spec.retry().max_attempts()));
+  for (const v1::Restart& restart : job.restarts()) line("restarts", std::to_string(restart.count()) + " after " + ReasonName(restart.reason()));
   if (job.first_step() > 0 && job.attempt() > 1) line("resumed at", "step " + std::to_string(job.first_step()));
   line("submitted", LocalTime(job.submitted_ms()) + " by " + Name(job.submitter()));
   line("started", LocalTime(job.started_ms()));
@@ -110,6 +202,7 @@ std::string JobDetails(const v1::Job& job, const std::vector<v1::CheckpointInfo>
   line("run folder", Name(job.run_folder()));
   AddCheckpoints(checkpoints, line);
   if (job.ranks_size() > 0) text += "\n" + RankTable(job, context);
+  if (job.attempts_size() > (IsEnd(job.state()) ? 1 : 0)) text += "\n" + AttemptTable(job);
   return text;
 }
 
@@ -128,7 +221,8 @@ std::string NodeTable(const std::vector<v1::Node>& nodes, const Context& context
   Table table({"NODE", "STATE", "SLOT", "KIND", "MODEL", "MEMORY", "USED BY"});
   table.AlignRight({5});
   for (const v1::Node& node : nodes) {
-    const std::string state = node.connected() ? Painted("connected", Color::kGreen, context.color)
+    const std::string state = node.connected() ? node.drained() ? Painted("drained", Color::kYellow, context.color)
+                                                                : Painted("connected", Color::kGreen, context.color)
                                                : Painted("lost " + Ago(node.last_seen_ms(), context), Color::kRed, context.color);
     if (node.slots().empty()) table.Add({Name(node.name()), state, "-", "-", "-", "-", "no slots"});
     for (const v1::SlotUse& use : node.slots()) {

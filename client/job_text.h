@@ -4,13 +4,17 @@
 #include <string>
 #include <vector>
 
+#include "absl/status/statusor.h"
 #include "client/context.h"
 #include "hierad/v1/control.pb.h"
 
 namespace hierad {
 
 std::string StateText(v1::JobState state, bool color);
-std::string JobTable(const std::vector<v1::Job>& jobs, const Context& context);
+// Names of columns, as `list --columns` takes them; InvalidArgument names those there are. Empty: the usual ones.
+absl::StatusOr<std::vector<std::string>> ParseColumns(const std::string& columns);
+std::string ColumnNames();   // "id, name, ..."
+std::string JobTable(const std::vector<v1::Job>& jobs, const std::vector<std::string>& columns, const Context& context);
 std::string JobDetails(const v1::Job& job, const std::vector<v1::CheckpointInfo>& checkpoints, const Context& context);
 std::string CheckpointTable(const std::vector<v1::CheckpointInfo>& checkpoints);
 std::string NodeTable(const std::vector<v1::Node>& nodes, const Context& context);

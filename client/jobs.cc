@@ -6,6 +6,8 @@
 namespace hierad {
 namespace {
 
+constexpr uint32_t kPage = 1000;   // the most that hierad gives at a time
+
 absl::StatusOr<v1::JobState> ParseState(const std::string& word) {
   std::string upper = word;
   for (char& c : upper) c = c >= 'a' && c <= 'z' ? char(c - 32) : c;
@@ -20,24 +22,41 @@ absl::StatusOr<v1::JobState> ParseState(const std::string& word) {
 
 int List(const ListOptions& options, const Context& context) {
   v1::ListRequest request;
-  request.set_limit(options.limit);
   for (const std::string& word : options.states) {
     const auto state = ParseState(word);
     if (!state.ok()) return Fail(state.status(), context);
     request.add_states(*state);
   }
+  const auto columns = ParseColumns(options.columns);
+  if (!columns.ok()) return Fail(columns.status(), context);
   auto connection = Connection::Open(context.server);
   if (!connection.ok()) return Fail(connection.status(), context);
-  const auto reply = (*connection)->Call(&Connection::Stub::List, request);
-  if (!reply.ok()) return Fail(reply.status(), context);
+  const bool filtered = !options.name.empty() || !options.submitter.empty() || options.since_s > 0;
+  const int64_t since_ms = options.since_s > 0 ? context.clock->UnixMs() - int64_t(options.since_s * 1000) : 0;
+  request.set_limit(filtered ? kPage : options.limit);
+  std::vector<v1::Job> jobs;
+  while (jobs.size() < options.limit) {
+    auto reply = (*connection)->Call(&Connection::Stub::List, request);
+    if (!reply.ok()) return Fail(reply.status(), context);
+    bool older = false;
+    for (v1::Job& job : *reply->mutable_jobs()) {
+      request.set_before_id(job.id());
+      older = job.submitted_ms() < since_ms;
+      const bool wanted = !older && job.spec().name().find(options.name) != std::string::npos &&
+                          (options.submitter.empty() || job.submitter() == options.submitter);
+      if (wanted && jobs.size() < options.limit) jobs.push_back(std::move(job));
+    }
+    // Newest first: what comes after an older one is older still.
+    if (reply->jobs().empty() || older || !filtered) break;
+  }
   if (context.json) {
-    Json jobs = Json::array();
-    for (const v1::Job& job : reply->jobs()) jobs.push_back(JsonOf(job));
-    *context.out << JsonText({{"jobs", std::move(jobs)}});
-  } else if (reply->jobs().empty()) {
+    Json list = Json::array();
+    for (const v1::Job& job : jobs) list.push_back(JsonOf(job));
+    *context.out << JsonText({{"jobs", std::move(list)}});
+  } else if (jobs.empty()) {
     *context.out << "no jobs\n";
   } else {
-    *context.out << JobTable({reply->jobs().begin(), reply->jobs().end()}, context);
+    *context.out << JobTable(jobs, *columns, context);
   }
   return kExitOk;
 }
@@ -59,25 +78,6 @@ int Describe(uint64_t job_id, const Context& context) {
     *context.out << JsonText({{"job", JsonOf(*job)}, {"checkpoints", std::move(list)}});
   } else {
     *context.out << JobDetails(*job, {checkpoints->checkpoints().begin(), checkpoints->checkpoints().end()}, context);
-  }
-  return kExitOk;
-}
-
-int Cancel(uint64_t job_id, const Context& context) {
-  auto connection = Connection::Open(context.server);
-  if (!connection.ok()) return Fail(connection.status(), context);
-  v1::CancelRequest request;
-  request.set_job_id(job_id);
-  const auto job = (*connection)->Call(&Connection::Stub::Cancel, request);
-  if (!job.ok()) return Fail(job.status(), context);
-  if (context.json) {
-    *context.out << JsonText({{"job", JsonOf(*job)}});
-  } else if (job->state() == v1::CANCELLED) {
-    *context.out << "job " << job_id << " is cancelled\n";
-  } else if (IsEnd(job->state())) {
-    *context.out << "job " << job_id << " had ended already: " << StateText(job->state(), context.color) << "\n";
-  } else {
-    *context.out << "job " << job_id << " will end after its current step; hierctl wait " << job_id << " waits for it\n";
   }
   return kExitOk;
 }

@@ -20,6 +20,11 @@ int TerminalColumns() {
   return ::ioctl(STDOUT_FILENO, TIOCGWINSZ, &size) == 0 && size.ws_col > 0 ? size.ws_col : 80;
 }
 
+int TerminalRows() {
+  winsize size{};
+  return ::ioctl(STDOUT_FILENO, TIOCGWINSZ, &size) == 0 && size.ws_row > 0 ? size.ws_row : 24;
+}
+
 bool LocaleIsUtf8() {
   for (const char* name : {"LC_ALL", "LC_CTYPE", "LANG"}) {
     const std::string value = Environment(name);
@@ -39,6 +44,7 @@ int main(int argc, char** argv) {
   context.color = context.live && Environment("NO_COLOR").empty();
   context.unicode = LocaleIsUtf8();
   context.columns = TerminalColumns;
+  context.rows = TerminalRows;
   context.server = Environment("HIERAD_SERVER");
   const int code = hierad::RunCommandLine(argc, argv, context);
   std::cout.flush();

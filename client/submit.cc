@@ -73,6 +73,7 @@ int Submit(const SubmitOptions& options, const Context& context) {
     *context.out << "job " << job.id() << " (" << PrintableSentence(job.spec().name()) << ") "
                  << (reply->existed() ? "is known already" : "is queued") << "; run folder "
                  << PrintableSentence(job.run_folder()) << "\n";
+    if (job.state() == v1::QUEUED && !job.message().empty()) *context.out << "it " << PrintableSentence(job.message()) << "\n";
     if (options.follow) *context.out << "Ctrl-C ends the watching, not the job; hierctl cancel " << job.id() << " ends the job\n";
   }
   context.out->flush();

@@ -36,12 +36,16 @@ void WatchView::Update(const v1::WatchReply& reply) {
 
 std::string WatchView::RankLines() const {
   std::string text;
+  int64_t furthest = 0;
+  for (const v1::RankView& rank : job_.ranks()) furthest = std::max(furthest, rank.step());
   if (job_.ranks_size() <= kRanksShown) {
     for (const v1::RankView& rank : job_.ranks()) {
       text += "rank " + std::to_string(rank.rank()) + "  " + PhaseName(rank.phase()) + "  step " +
               std::to_string(rank.step()) + "  " + PrintableSentence(rank.slot_id(), 40) + " on " +
               PrintableSentence(rank.node(), 40);
-      if (!rank.waiting_in().empty()) text += "  waits in " + PrintableSentence(rank.waiting_in(), 80);
+      if (rank.step() < furthest) text += "  " + std::to_string(furthest - rank.step()) + " behind";
+      if (rank.silent_s() > 0) text += "  " + Painted("silent for " + std::to_string(rank.silent_s()) + " s", Color::kRed, context_.color);
+      else if (!rank.waiting_in().empty()) text += "  waits in " + PrintableSentence(rank.waiting_in(), 80);
       text += "\n";
     }
     return text;
@@ -87,6 +91,7 @@ std::string WatchView::Block() const {
   }
   if (!IsEnd(job.state())) text += RankLines();
   if (!job.message().empty()) text += PrintableSentence(job.message()) + "\n";
+  if (!job.note().empty()) text += Painted(PrintableSentence(job.note()), Color::kYellow, context_.color) + "\n";
   std::string cut;
   for (const std::string& line : Split(std::string_view(text).substr(0, text.size() - 1), '\n')) {
     cut += Cut(line, size_t(std::max(context_.columns() - 1, 20))) + "\n";

@@ -2,6 +2,7 @@
 #   hierad::protobuf     messages only, no gRPC           hierad::rpc         gRPC client side, with Protobuf
 #   hierad::rpc_server   rpc plus reflection              hierad::prometheus  exposition over HTTP
 #   hierad::absl_status  Abseil: status, strings, time, containers, synchronization
+#   hierad::http         CivetWeb, which prometheus-cpp serves with too
 #   hierad::yaml  hierad::sqlite  hierad::cli11  hierad::spdlog  hierad::json  hierad::jpeg  hierad::png
 find_package(Threads REQUIRED)
 find_package(PkgConfig REQUIRED)
@@ -17,10 +18,12 @@ find_package(SQLite3 REQUIRED)
 find_package(PNG REQUIRED)
 pkg_check_modules(HIERAD_TURBOJPEG REQUIRED IMPORTED_TARGET libturbojpeg)
 
-foreach(name protobuf rpc rpc_server prometheus absl_status yaml sqlite cli11 spdlog json jpeg png)
+foreach(name protobuf rpc rpc_server prometheus http absl_status yaml sqlite cli11 spdlog json jpeg png)
   add_library(hierad::${name} INTERFACE IMPORTED)
 endforeach()
 target_link_libraries(hierad::prometheus INTERFACE prometheus-cpp::pull)
+find_library(HIERAD_CIVETWEB civetweb REQUIRED)
+target_link_libraries(hierad::http INTERFACE ${HIERAD_CIVETWEB})
 target_link_libraries(hierad::cli11 INTERFACE CLI11::CLI11)
 target_link_libraries(hierad::json INTERFACE nlohmann_json::nlohmann_json)
 

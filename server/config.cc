@@ -34,11 +34,13 @@ std::map<std::string, std::function<bool(const std::string&)>> Setters(ServerCon
   return {
       {"state_folder", text(&c->state_folder)}, {"listen", text(&c->listen)},
       {"access", text(&c->access)}, {"access_group", text(&c->access_group)},
-      {"tcp", text(&c->tcp)}, {"certificates", text(&c->certificates)}, {"metrics", text(&c->metrics)},
+      {"tcp", text(&c->tcp)}, {"certificates", text(&c->certificates)}, {"metrics", text(&c->metrics)}, {"web", text(&c->web)},
       {"agent", text(&c->agent)}, {"agent_lifetime", text(&c->agent_lifetime)},
       {"cpu_slots", [c](const std::string& v) { return v == "auto" ? (c->cpu_slots = -1, true) : absl::SimpleAtoi(v, &c->cpu_slots); }},
       {"runs_folder", text(&c->runs_folder)}, {"stop_grace_s", seconds(&c->stop_grace_s)},
-      {"node_lost_after_s", seconds(&c->node_lost_after_s)}, {"log_level", text(&c->log_level)},
+      {"node_lost_after_s", seconds(&c->node_lost_after_s)}, {"hang_after_s", seconds(&c->hang_after_s)},
+      {"pause_grace_s", seconds(&c->pause_grace_s)}, {"disk_reserve_gib", seconds(&c->disk_reserve_gib)},
+      {"log_level", text(&c->log_level)}, {"log_format", text(&c->log_format)}, {"log_file", text(&c->log_file)},
   };
 }
 
@@ -117,6 +119,14 @@ absl::StatusOr<HostPort> ParseHostPort(const std::string& text) {
   return result;
 }
 
+bool IsLoopback(const std::string& host) {
+  if (host == "localhost") return true;
+  in_addr v4;
+  if (inet_pton(AF_INET, host.c_str(), &v4) == 1) return (ntohl(v4.s_addr) >> 24) == 127;
+  in6_addr v6;
+  return inet_pton(AF_INET6, host.c_str(), &v6) == 1 && IN6_IS_ADDR_LOOPBACK(&v6);
+}
+
 absl::Status CheckListen(const std::string& what, const HostPort& address) {
   const std::string where = absl::StrCat(what, ": cannot listen on ", address.host, ":", address.port, ": ");
   addrinfo hints{};
@@ -177,14 +187,28 @@ absl::Status CompleteConfig(ServerConfig* c) {
     return Bad(c->access == "group" ? "access: group needs access_group, the group whose members may use hierad"
                                     : absl::StrCat("access_group: ", Printable(c->access_group), " is for access: group, not ", c->access));
   }
+  if (c->web != "off") {
+    auto address = ParseHostPort(c->web);
+    if (!address.ok()) return Annotate(address.status(), "web (or off)");
+    if (!IsLoopback(address->host)) {
+      return Bad(absl::StrCat("web: ", Printable(c->web), " is not on the loopback; the page has no passwords: give 127.0.0.1:port, and reach it from elsewhere through ssh -L"));
+    }
+  }
   RETURN_IF_ERROR(CheckWord("agent", c->agent, {"auto", "none"}));
   RETURN_IF_ERROR(CheckWord("agent_lifetime", c->agent_lifetime, {"service", "session"}));
   RETURN_IF_ERROR(CheckWord("log_level", c->log_level, {"debug", "info", "warn", "error"}));
+  RETURN_IF_ERROR(CheckWord("log_format", c->log_format, {"text", "json"}));
+  if (!c->log_file.empty()) RETURN_IF_ERROR(Absolute("log_file", &c->log_file));
   if (c->cpu_slots < -1 || c->cpu_slots > 1024) return Bad(absl::StrCat("cpu_slots: ", c->cpu_slots, " is not in 0 to 1024"));
   if (!(c->stop_grace_s >= 0 && c->stop_grace_s <= 3600)) return Bad(absl::StrCat("stop_grace_s: ", c->stop_grace_s, " is not in 0 to 3600"));
   if (!(c->node_lost_after_s >= 3 && c->node_lost_after_s <= 3600)) {
     return Bad(absl::StrCat("node_lost_after_s: ", c->node_lost_after_s, " is not in 3 to 3600 (agents report once a second)"));
   }
+  if (!(c->hang_after_s >= 5 && c->hang_after_s <= 86400)) {
+    return Bad(absl::StrCat("hang_after_s: ", c->hang_after_s, " is not in 5 to 86400 (workers report once a second)"));
+  }
+  if (!(c->pause_grace_s >= 1 && c->pause_grace_s <= 86400)) return Bad(absl::StrCat("pause_grace_s: ", c->pause_grace_s, " is not in 1 to 86400"));
+  if (!(c->disk_reserve_gib >= 0 && c->disk_reserve_gib <= 1e6)) return Bad(absl::StrCat("disk_reserve_gib: ", c->disk_reserve_gib, " is not in 0 to 1000000"));
   return absl::OkStatus();
 }
 

@@ -56,6 +56,9 @@ TEST_F(ConfigTest, TheShippedFileHoldsTheDefaults) {
   EXPECT_EQ(shipped.runs_folder, built_in.runs_folder);
   EXPECT_EQ(shipped.stop_grace_s, built_in.stop_grace_s);
   EXPECT_EQ(shipped.node_lost_after_s, built_in.node_lost_after_s);
+  EXPECT_EQ(shipped.hang_after_s, built_in.hang_after_s);
+  EXPECT_EQ(shipped.pause_grace_s, built_in.pause_grace_s);
+  EXPECT_EQ(shipped.disk_reserve_gib, built_in.disk_reserve_gib);
   EXPECT_EQ(shipped.log_level, built_in.log_level);
 }
 

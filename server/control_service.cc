@@ -1,11 +1,15 @@
 #include "server/control_service.h"
 
+#include <algorithm>
 #include <future>
 
 #include "absl/strings/str_cat.h"
 #include "base/fs.h"
 #include "base/limits.h"
 #include "base/text.h"
+#include "base/plan/plan_report.h"
+#include "server/await.h"
+#include "server/garbage.h"
 #include "server/job_log.h"
 #include "server/rpc_status.h"
 #include "server/run_folder.h"
@@ -16,15 +20,7 @@ namespace {
 
 constexpr std::chrono::milliseconds kWatchPause{100};   // at most ten messages a second
 constexpr std::chrono::milliseconds kLogPause{200};
-
-// Posts by `ask` and waits; the coordinator answers every question, also while it stops.
-template <typename T, typename AskFunction>
-absl::StatusOr<T> Await(AskFunction ask) {
-  auto promise = std::make_shared<std::promise<absl::StatusOr<T>>>();
-  std::future<absl::StatusOr<T>> future = promise->get_future();
-  ask([promise](absl::StatusOr<T> answer) { promise->set_value(std::move(answer)); });
-  return future.get();
-}
+constexpr size_t kStepsInMessage = 8192;   // some 150 bytes each, within limits::kGrpcMessageBytes
 
 template <typename T>
 grpc::Status Answer(absl::StatusOr<T> answer, T* reply) {
@@ -56,7 +52,7 @@ void ControlService::EndStreams() {
   ended_.notify_all();
 }
 
-bool ControlService::Pause(grpc::ServerContext* context, std::chrono::milliseconds wait) {
+bool ControlService::Rest(grpc::ServerContext* context, std::chrono::milliseconds wait) {
   std::unique_lock lock(mutex_);
   ended_.wait_for(lock, wait, [this] { return ending_; });
   return !ending_ && !context->IsCancelled();
@@ -100,11 +96,12 @@ grpc::Status ControlService::Validate(grpc::ServerContext*, const v1::ValidateRe
     NodeSlots& slots = known.emplace_back();
     slots.name = node.name();
     slots.connected = node.connected();
-    for (const v1::SlotUse& use : node.slots()) slots.slots.push_back({use.slot(), false});
+    for (const v1::SlotUse& use : node.slots()) slots.slots.push_back({use.slot(), false, 0});
   }
   QueuedJob job;
   job.ranks = spec.resources().ranks();
   job.device = spec.resources().device();
+  job.rank_bytes = LeastMemory(spec).value_or(0);
   const Scheduler::Decision decision = Scheduler(known).Consider(job);
   if (decision.verdict != Scheduler::Verdict::kPlaced) reply->add_warnings(absl::StrCat("resources: it ", decision.why));
   return grpc::Status::OK;
@@ -132,19 +129,68 @@ grpc::Status ControlService::Watch(grpc::ServerContext* context, const v1::Watch
   WatchPlace place;
   place.job_id = request->job_id();
   place.after_step = request->after_step();
+  int64_t told = request->after_step();
   while (true) {
     auto view = Await<WatchView>([&](auto done) { coordinator_->Watch(place, done); });
     if (!view.ok()) return ToRpc(view.status());
+    // What is no longer in memory, at the beginning or because this client is slow.
+    if (!place.version || view->reply.metrics_dropped() > 0) {
+      int64_t found = 0;
+      if (!WriteEarlier(*view, told, writer, &found)) return grpc::Status::CANCELLED;
+      view->reply.set_metrics_dropped(std::max<int64_t>(0, view->reply.metrics_dropped() - found));
+    }
+    for (const v1::StepMetrics& m : view->reply.metrics()) told = m.step();
     // Answered because time is up, with nothing new: not told.
     const bool news = !place.version || *place.version != view->version || view->more || view->done;
     if (news && !writer->Write(view->reply)) return grpc::Status::CANCELLED;
     if (view->done) return grpc::Status::OK;
     place.version = view->version;
     place.cursor = view->cursor;
-    if (!Pause(context, news ? kWatchPause : std::chrono::milliseconds(0))) {
+    if (!Rest(context, news ? kWatchPause : std::chrono::milliseconds(0))) {
       return context->IsCancelled() ? grpc::Status::CANCELLED : ToRpc(absl::UnavailableError("hierad is stopping; watch again when it is back"));
     }
   }
+}
+
+// The steps between `after_step` and the view's own, from the history. False: the client has gone.
+bool ControlService::WriteEarlier(const WatchView& view, int64_t after_step, grpc::ServerWriter<v1::WatchReply>* writer, int64_t* found) {
+  if (history_ == nullptr) return true;
+  HistoryQuery query;
+  query.from = after_step + 1;
+  if (view.reply.metrics_size() > 0) query.to = view.reply.metrics(0).step() - 1;
+  if (view.reply.metrics_size() > 0 && query.to < query.from) return true;
+  const auto earlier = history_->Read(view.reply.job().id(), query);
+  if (!earlier.ok()) return true;   // a watch without its beginning is better than none
+  *found = static_cast<int64_t>(earlier->steps.size());
+  for (size_t at = 0; at < earlier->steps.size();) {
+    v1::WatchReply reply;
+    *reply.mutable_job() = view.reply.job();
+    for (const size_t end = std::min(earlier->steps.size(), at + kStepsInMessage); at < end; ++at) *reply.add_metrics() = earlier->steps[at];
+    if (!writer->Write(reply)) return false;
+  }
+  return true;
+}
+
+grpc::Status ControlService::Metrics(grpc::ServerContext* context, const v1::MetricsRequest* request, grpc::ServerWriter<v1::MetricsReply>* writer) {
+  StreamSlot slot(this);
+  if (!slot.status().ok()) return ToRpc(slot.status());
+  if (request->from_step() < 0 || request->to_step() < 0 || request->every() < 0) {
+    return ToRpc(absl::InvalidArgumentError("from_step, to_step and every are numbers of steps, 0 or more"));
+  }
+  if (absl::Status own = CheckOwn(*context, request->job_id()); !own.ok()) return ToRpc(own);
+  auto job = Await<v1::Job>([&](auto done) { coordinator_->Get(request->job_id(), done); });
+  if (!job.ok()) return ToRpc(job.status());
+  if (history_ == nullptr) return grpc::Status::OK;
+  auto steps = history_->Read(request->job_id(), {request->from_step(), request->to_step(), request->every(), request->last()});
+  if (!steps.ok()) return ToRpc(steps.status());
+  size_t at = 0;
+  do {
+    v1::MetricsReply reply;
+    reply.set_thinned_before(steps->thinned_before);
+    for (const size_t end = std::min(steps->steps.size(), at + kStepsInMessage); at < end; ++at) *reply.add_metrics() = std::move(steps->steps[at]);
+    if (!writer->Write(reply)) return grpc::Status::CANCELLED;
+  } while (at < steps->steps.size());
+  return grpc::Status::OK;
 }
 
 grpc::Status ControlService::Logs(grpc::ServerContext* context, const v1::LogsRequest* request, grpc::ServerWriter<v1::LogsReply>* writer) {
@@ -174,7 +220,7 @@ grpc::Status ControlService::Logs(grpc::ServerContext* context, const v1::LogsRe
       if (!writer->Write(reply)) return grpc::Status::CANCELLED;
     }
     if (!request->follow() || terminal) return grpc::Status::OK;
-    if (!Pause(context, kLogPause)) {
+    if (!Rest(context, kLogPause)) {
       return context->IsCancelled() ? grpc::Status::CANCELLED : ToRpc(absl::UnavailableError("hierad is stopping; follow again when it is back"));
     }
     job = get();
@@ -184,7 +230,67 @@ grpc::Status ControlService::Logs(grpc::ServerContext* context, const v1::LogsRe
 
 grpc::Status ControlService::Cancel(grpc::ServerContext* context, const v1::CancelRequest* request, v1::Job* reply) {
   if (absl::Status own = CheckOwn(*context, request->job_id()); !own.ok()) return ToRpc(own);
-  return Answer(Await<v1::Job>([&](auto done) { coordinator_->Cancel(request->job_id(), done); }), reply);
+  return Answer(Await<v1::Job>([&](auto done) { coordinator_->Cancel(request->job_id(), request->now(), done); }), reply);
+}
+
+grpc::Status ControlService::Pause(grpc::ServerContext* context, const v1::PauseRequest* request, v1::Job* reply) {
+  if (absl::Status own = CheckOwn(*context, request->job_id()); !own.ok()) return ToRpc(own);
+  return Answer(Await<v1::Job>([&](auto done) { coordinator_->Pause(request->job_id(), done); }), reply);
+}
+
+grpc::Status ControlService::Resume(grpc::ServerContext* context, const v1::ResumeRequest* request, v1::Job* reply) {
+  if (absl::Status own = CheckOwn(*context, request->job_id()); !own.ok()) return ToRpc(own);
+  return Answer(Await<v1::Job>([&](auto done) { coordinator_->Resume(request->job_id(), done); }), reply);
+}
+
+grpc::Status ControlService::Checkpoint(grpc::ServerContext* context, const v1::CheckpointRequest* request, v1::Job* reply) {
+  if (absl::Status own = CheckOwn(*context, request->job_id()); !own.ok()) return ToRpc(own);
+  return Answer(Await<v1::Job>([&](auto done) { coordinator_->Checkpoint(request->job_id(), done); }), reply);
+}
+
+grpc::Status ControlService::SetLr(grpc::ServerContext* context, const v1::SetLrRequest* request, v1::Job* reply) {
+  if (absl::Status own = CheckOwn(*context, request->job_id()); !own.ok()) return ToRpc(own);
+  return Answer(Await<v1::Job>([&](auto done) { coordinator_->SetLr(request->job_id(), request->lr(), done); }), reply);
+}
+
+grpc::Status ControlService::DrainNode(grpc::ServerContext*, const v1::DrainNodeRequest* request, v1::NodesReply* reply) {
+  return Answer(Await<v1::NodesReply>([&](auto done) { coordinator_->DrainNode(request->node(), request->drained(), done); }), reply);
+}
+
+// Ended jobs stay ended, so only a job that was submitted meanwhile into the same folder must be looked out for.
+grpc::Status ControlService::CollectGarbage(grpc::ServerContext* context, const v1::CollectGarbageRequest* request, v1::CollectGarbageReply* reply) {
+  if (request->older_than_s() < 0) return ToRpc(absl::InvalidArgumentError(absl::StrCat("older_than_s: ", request->older_than_s(), " is below 0")));
+  const int64_t before_ms = clock_->UnixMs() - 1000 * std::min<int64_t>(request->older_than_s(), INT64_MAX / 2000);
+  std::vector<v1::Garbage> found;
+  v1::ListRequest page;
+  for (v1::JobState state : {v1::SUCCEEDED, v1::FAILED, v1::CANCELLED}) page.add_states(state);
+  while (!context->IsCancelled()) {
+    auto jobs = Await<v1::ListReply>([&](auto done) { coordinator_->List(page, "", done); });
+    if (!jobs.ok()) return ToRpc(jobs.status());
+    for (const v1::Job& job : jobs->jobs()) {
+      page.set_before_id(job.id());
+      v1::Garbage garbage;
+      if (job.finished_ms() <= before_ms && GarbageOf(job, request->whole_runs(), &garbage)) found.push_back(std::move(garbage));
+    }
+    if (jobs->jobs().empty()) break;
+  }
+  std::reverse(found.begin(), found.end());
+  if (found.size() > kGarbage) {
+    found.resize(kGarbage);
+    reply->set_more(true);
+  }
+  for (v1::Garbage& garbage : found) {
+    if (!request->dry_run() && !context->IsCancelled()) RemoveGarbage(&garbage);
+    *reply->add_found() = std::move(garbage);
+  }
+  return grpc::Status::OK;
+}
+
+void ControlService::RemoveGarbage(v1::Garbage* garbage) {
+  auto forgotten = Await<v1::Job>([&](auto done) { coordinator_->ForgetCheckpoints(garbage->job_id(), done); });
+  absl::Status removed = forgotten.ok() ? RemoveTree(garbage->path()) : forgotten.status();
+  garbage->set_removed(removed.ok());
+  if (!removed.ok()) garbage->set_problem(std::string(removed.message()));
 }
 
 grpc::Status ControlService::ListCheckpoints(grpc::ServerContext* context, const v1::ListCheckpointsRequest* request, v1::ListCheckpointsReply* reply) {

@@ -5,6 +5,7 @@
 #include <algorithm>
 
 #include "absl/strings/str_cat.h"
+#include "base/failpoint.h"
 #include "base/fs.h"
 #include "base/limits.h"
 #include "base/text.h"
@@ -21,7 +22,7 @@ absl::Status NoSuchJob(uint64_t job_id) { return absl::NotFoundError(absl::StrCa
 }  // namespace
 
 Coordinator::Coordinator(CoordinatorOptions options, std::unique_ptr<Store> store, const Clock* clock)
-    : options_(std::move(options)), store_(std::move(store)), clock_(clock) {}
+    : options_(std::move(options)), store_(std::move(store)), clock_(clock), disks_(options_.disk_reserve_bytes, options_.free_bytes) {}
 
 Coordinator::~Coordinator() = default;
 
@@ -38,6 +39,9 @@ absl::Status Coordinator::Recover() {
   if (!epoch.ok()) return epoch.status();
   sequence_ = *epoch << 32;
   next_job_id_ = store_->next_job_id();
+  auto drained = store_->DrainedNodes();
+  if (!drained.ok()) return drained.status();
+  drained_.insert(drained->begin(), drained->end());
   auto rows = store_->LoadLive();
   if (!rows.ok()) return rows.status();
   for (JobRow& row : *rows) {
@@ -45,11 +49,15 @@ absl::Status Coordinator::Recover() {
     job->row = std::move(row);
     job->ResetAttempt();
     job->stop_floor = sequence_;
-    if (job->row.state == v1::STOPPING && job->row.desired != v1::DESIRED_CANCEL) job->kill_at = now_ + kPeersGrace;
+    SetKillTime(job.get());
+    job->moved_at = now_;
     // The wall clock may have been set since: never wait longer than a back-off can be.
-    job->retry_due = now_ + std::chrono::milliseconds(std::clamp<int64_t>(job->row.retry_at_ms - unix_ms_, 0, 60000));
+    const double longest_s = RuleFor(job->row.spec.retry(), job->row.reason).backoff_s;
+    job->retry_due = now_ + std::chrono::milliseconds(std::clamp<int64_t>(job->row.retry_at_ms - unix_ms_, 0, BackoffMs(longest_s, 100)));
     for (size_t r = 0; r < job->row.ranks.size(); ++r) {
       job->ranks[r].pid = job->row.ranks[r].pid;
+      job->ranks[r].heard_at = now_;
+      job->ranks[r].spoken = true;
       if (!IsActive(job->row.state) || job->row.ranks[r].gone) continue;
       Node& node = nodes_[job->row.ranks[r].node];
       node.name = job->row.ranks[r].node;
@@ -57,6 +65,13 @@ absl::Status Coordinator::Recover() {
       node.slots.push_back(job->row.ranks[r].slot);
     }
     by_key_[job->row.client_key] = job->row.id;
+    auto attempts = store_->Attempts(job->row.id);
+    if (!attempts.ok()) return attempts.status();
+    for (const AttemptRow& attempt : *attempts) ++job->restarts[attempt.reason];
+    if (options_.history != nullptr) {
+      auto newest = options_.history->Read(job->row.id, {.last = 1});
+      if (newest.ok() && !newest->steps.empty()) job->ring.Push(newest->steps.back());
+    }
     Index(job.get());
     jobs_[job->row.id] = std::move(job);
   }
@@ -122,6 +137,13 @@ void Coordinator::ReadClock() {
   const std::chrono::nanoseconds stall = now_ - last_turn_ - std::chrono::seconds(2);
   if (stall > std::chrono::nanoseconds(0)) {
     for (auto& [name, node] : nodes_) node.last_seen += stall;
+    for (uint64_t id : active_) {
+      LiveJob* job = Find(id);
+      job->moved_at += stall;
+      for (RankLive& live : job->ranks) {
+        if (live.heard_at.count() != 0) live.heard_at += stall;
+      }
+    }
   }
   last_turn_ = now_;
 }
@@ -133,11 +155,14 @@ void Coordinator::Turn() {
     work.swap(inbox_);
   }
   ReadClock();
+  (void)Failpoint("hierad.turn");
+  ReloadUnsure();
   for (Posted& posted : work) posted.work();
   Tick();
   if (place_ && !draining_ && now_ >= store_rest_) Place();
+  if (!work.empty()) decisions_.Add(clock_->Monotonic() - now_);
   CommitTurn();
-  SendAll();
+  if (Failpoint("hierad.send").ok()) SendAll();
   AnswerWatches();
 }
 
@@ -147,12 +172,15 @@ void Coordinator::CommitTurn() {
     StoreBatch batch;
     for (const auto& [id, before] : undo_) {
       const JobRow& row = jobs_.at(id)->row;
-      batch.jobs.push_back({&row, true, true});
+      // A new one has nothing to clear; it may have been placed at once.
+      batch.jobs.push_back({&row, before.has_value() || !row.ranks.empty(), before.has_value()});
     }
     // New rows in order of id.
     std::sort(batch.jobs.begin(), batch.jobs.end(), [](const auto& a, const auto& b) { return a.row->id < b.row->id; });
     batch.attempts = attempts_;
+    const auto begin = clock_->Monotonic();
     status = store_->Commit(batch);
+    commits_.Add(clock_->Monotonic() - begin);
     if (!status.ok()) {
       ++store_errors_;
       if (store_errors_ == 1 || now_ - store_said_ >= std::chrono::seconds(10)) {
@@ -163,26 +191,56 @@ void Coordinator::CommitTurn() {
       store_rest_ = now_ + std::chrono::seconds(1);
     }
   }
+  if (!undo_.empty()) (void)Failpoint("hierad.committed");
   undo_.clear();
   attempts_.clear();
   for (auto& work : std::exchange(after_commit_, {})) work(status);
 }
 
+// A commit that failed may have happened none the less (an error of the disk at its end): what is stored counts. As long as
+// that cannot be read, what was before.
 void Coordinator::Undo() {
   for (auto& [id, before] : undo_) {
-    if (!before) {
-      Forget(id);
-      continue;
+    auto stored = store_->Load(id);
+    if (!stored.ok()) {
+      unsure_.insert(id);
+      TakeBack(id, std::move(before));
+    } else {
+      TakeBack(id, *std::move(stored));
     }
-    LiveJob& job = *jobs_.at(id);
-    job.row = std::move(*before);
-    if (job.ranks.size() != job.row.ranks.size()) job.ResetAttempt();
-    ++job.version;
-    ended_.erase(id);
-    Index(&job);
-    MarkOrders(job);
   }
   place_ = true;
+}
+
+void Coordinator::ReloadUnsure() {
+  if (unsure_.empty() || now_ < store_rest_) return;
+  for (auto at = unsure_.begin(); at != unsure_.end();) {
+    auto stored = store_->Load(*at);
+    if (!stored.ok()) return;
+    if (*stored && jobs_.count(*at) == 0 && !IsTerminal((*stored)->state)) {
+      auto job = std::make_unique<LiveJob>();
+      job->row.id = *at;
+      by_key_[(*stored)->client_key] = *at;
+      jobs_[*at] = std::move(job);
+    }
+    if (jobs_.count(*at) != 0) TakeBack(*at, *std::move(stored));
+    at = unsure_.erase(at);
+  }
+  place_ = true;
+}
+
+void Coordinator::TakeBack(uint64_t job_id, std::optional<JobRow> row) {
+  if (!row) return Forget(job_id);
+  LiveJob& job = *jobs_.at(job_id);
+  const bool same_attempt = job.row.attempt == row->attempt && job.ranks.size() == row->ranks.size();
+  MarkOrders(job);
+  job.row = *std::move(row);
+  if (!same_attempt) job.ResetAttempt();
+  SetKillTime(&job);
+  ++job.version;
+  IsTerminal(job.row.state) ? (void)ended_.emplace(job_id, now_) : (void)ended_.erase(job_id);
+  Index(&job);
+  MarkOrders(job);
 }
 
 void Coordinator::Forget(uint64_t job_id) {
@@ -219,15 +277,19 @@ void Coordinator::Change(LiveJob* job, const JobEvent& event) {
   job->row = std::move(step.row);
   const JobRow& row = job->row;
   ++job->version;
-  if (step.stopping_began) {
+  if (step.stopping_began || (job->gentle && row.desired == v1::DESIRED_CANCEL)) {
     job->stop_floor = sequence_;
-    job->kill_at.reset();
-    if (row.desired != v1::DESIRED_CANCEL) job->kill_at = now_ + kPeersGrace;
+    SetKillTime(job);
   }
   if (step.attempt_over) {
     attempts_.push_back({row.id, row.attempt, row.started_ms, unix_ms_, step.attempt_reason, step.attempt_message, row.step});
     job->retry_due = now_ + std::chrono::milliseconds(std::max<int64_t>(0, row.retry_at_ms - unix_ms_));
     job->samples_per_s = 0;
+    if (row.state == v1::QUEUED) {
+      AfterCommit([this, id = row.id, reason = step.attempt_reason](const absl::Status& status) {
+        if (LiveJob* again = Find(id); again != nullptr && status.ok()) ++again->restarts[reason];
+      });
+    }
   }
   if (row.attempt != attempt_before) job->ResetAttempt();
   if (IsTerminal(row.state)) ended_[row.id] = now_;
@@ -243,6 +305,14 @@ void Coordinator::Change(LiveJob* job, const JobEvent& event) {
   }
   MarkOrders(*job);
   place_ = true;
+}
+
+// When what is left of an attempt that ends gets no more time. A cancelled job's agents have the user's grace.
+void Coordinator::SetKillTime(LiveJob* job) {
+  job->kill_at.reset();
+  job->gentle = job->row.state == v1::STOPPING && job->row.desired == v1::DESIRED_PAUSE;
+  if (job->row.state != v1::STOPPING || job->row.desired == v1::DESIRED_CANCEL) return;
+  job->kill_at = now_ + (job->gentle ? options_.pause_grace : kPeersGrace);
 }
 
 void Coordinator::Submit(v1::SubmitRequest request, std::string submitter, absl::Status folder_check, Reply<v1::SubmitReply> reply) {
@@ -267,7 +337,7 @@ void Coordinator::Submit(v1::SubmitRequest request, std::string submitter, absl:
                                                                 "; cancel some, or wait")));
       }
       existed = false;
-      id = next_job_id_++;
+      id = next_job_id_;
       auto job = std::make_unique<LiveJob>();
       JobRow& row = job->row;
       row.id = id;
@@ -278,12 +348,16 @@ void Coordinator::Submit(v1::SubmitRequest request, std::string submitter, absl:
       row.run_folder = row.spec.output().folder();
       const bool given = !row.run_folder.empty();
       if (!given) row.run_folder = JoinPath(options_.runs_folder, absl::StrCat(id, "-", row.spec.name()));
+      for (const std::string& folder : {options_.runs_folder, row.run_folder}) {
+        if (const std::string problem = disks_.Problem(folder, now_); !problem.empty()) return refuse(absl::ResourceExhaustedError(problem));
+      }
       for (const auto& [other_id, other] : jobs_) {
         if (given && other->row.run_folder == row.run_folder && !IsTerminal(other->row.state)) {
           return refuse(absl::FailedPreconditionError(absl::StrCat("output.folder: ", Printable(row.run_folder), " is the folder of job ", other_id,
                                                                    ", which has not ended; give another, or none")));
         }
       }
+      ++next_job_id_;
       undo_[id] = std::nullopt;
       by_key_[row.client_key] = id;
       Index(job.get());
@@ -323,18 +397,6 @@ void Coordinator::FindByClientKey(std::string key, std::string submitter, Reply<
     answer.set_existed(true);
     return answer;
   });
-}
-
-void Coordinator::Cancel(uint64_t job_id, Reply<v1::Job> reply) {
-  Post(
-      [this, job_id, reply] {
-        if (LiveJob* job = Find(job_id)) Change(job, CancelAsked{});
-        AfterCommit([this, job_id, reply](const absl::Status& status) {
-          if (!status.ok()) return reply(status);
-          reply(ViewOf(job_id));
-        });
-      },
-      [reply] { reply(Stopped()); });
 }
 
 void Coordinator::Get(uint64_t job_id, Reply<v1::Job> reply) {
@@ -385,31 +447,34 @@ void Coordinator::ListCheckpoints(uint64_t job_id, Reply<v1::ListCheckpointsRepl
 }
 
 void Coordinator::Nodes(Reply<v1::NodesReply> reply) {
-  Ask<v1::NodesReply>(reply, [this]() -> absl::StatusOr<v1::NodesReply> {
-    std::map<std::pair<std::string, std::string>, std::pair<const LiveJob*, int>> used;
-    for (uint64_t id : active_) {
-      const LiveJob* job = Find(id);
-      for (const RankRow& rank : job->row.ranks) used[{rank.node, rank.slot.id()}] = {job, rank.rank};
+  Ask<v1::NodesReply>(reply, [this]() -> absl::StatusOr<v1::NodesReply> { return NodesNow(); });
+}
+
+v1::NodesReply Coordinator::NodesNow() {
+  std::map<std::pair<std::string, std::string>, std::pair<const LiveJob*, int>> used;
+  for (uint64_t id : active_) {
+    const LiveJob* job = Find(id);
+    for (const RankRow& rank : job->row.ranks) used[{rank.node, rank.slot.id()}] = {job, rank.rank};
+  }
+  v1::NodesReply answer;
+  for (const auto& [name, node] : nodes_) {
+    v1::Node* out = answer.add_nodes();
+    out->set_name(name);
+    out->set_connected(node.session != 0 && !node.lost);
+    out->set_last_seen_ms(node.last_seen_ms);
+    out->set_version(node.version);
+    out->set_drained(node.drained);
+    for (const v1::Slot& slot : node.slots) {
+      v1::SlotUse* use = out->add_slots();
+      *use->mutable_slot() = slot;
+      const auto found = used.find({name, slot.id()});
+      if (found == used.end()) continue;
+      use->set_job_id(found->second.first->row.id);
+      use->set_attempt(found->second.first->row.attempt);
+      use->set_rank(found->second.second);
     }
-    v1::NodesReply answer;
-    for (const auto& [name, node] : nodes_) {
-      v1::Node* out = answer.add_nodes();
-      out->set_name(name);
-      out->set_connected(node.session != 0 && !node.lost);
-      out->set_last_seen_ms(node.last_seen_ms);
-      out->set_version(node.version);
-      for (const v1::Slot& slot : node.slots) {
-        v1::SlotUse* use = out->add_slots();
-        *use->mutable_slot() = slot;
-        const auto found = used.find({name, slot.id()});
-        if (found == used.end()) continue;
-        use->set_job_id(found->second.first->row.id);
-        use->set_attempt(found->second.first->row.attempt);
-        use->set_rank(found->second.second);
-      }
-    }
-    return answer;
-  });
+  }
+  return answer;
 }
 
 void Coordinator::Watch(WatchPlace place, Reply<WatchView> reply) {

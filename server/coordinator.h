@@ -21,11 +21,16 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "base/clock.h"
+#include "base/fs.h"
 #include "hierad/v1/agent.pb.h"
 #include "hierad/v1/control.pb.h"
 #include "hierad/v1/worker.pb.h"
+#include "server/disk_watch.h"
+#include "server/health.h"
 #include "server/job_machine.h"
+#include "server/history.h"
 #include "server/job_row.h"
+#include "server/latency.h"
 #include "server/live_state.h"
 #include "server/store.h"
 
@@ -33,8 +38,13 @@ namespace hierad {
 
 struct CoordinatorOptions {
   std::string runs_folder;                             // absolute
+  History* history = nullptr;                          // outlives the coordinator; none: no steps are kept (tests)
   std::chrono::nanoseconds node_lost_after = std::chrono::seconds(15);
   std::chrono::milliseconds stop_grace = std::chrono::seconds(30);   // from SIGTERM to SIGKILL of a cancelled worker
+  std::chrono::nanoseconds pause_grace = std::chrono::minutes(10);   // for the last step and checkpoint of a paused job
+  std::chrono::nanoseconds hang_after = std::chrono::seconds(30);    // or 10 median steps, if more: see health.h
+  int64_t disk_reserve_bytes = int64_t{1} << 30;                     // less free: no job is let in, see disk_watch.h
+  DiskWatch::Measure free_bytes = FreeBytes;
 };
 
 template <typename T>
@@ -55,13 +65,28 @@ struct WatchPlace {
   int64_t after_step = 0;            // of the first message
 };
 
-// For the exporter: the live jobs (newest kMetricJobs of them) and the totals.
+// For the exporter: jobs (live ones first, then recently ended ones, kMetricJobs in all), nodes and totals.
 struct Overview {
+  struct JobLook {
+    v1::Job job;
+    std::string card;   // model of rank 0's slot; empty: not placed
+  };
+  struct NodeLook {
+    std::string name;
+    bool connected = false;
+    int64_t last_seen_ms = 0;
+    int64_t slots[2][3] = {};   // by kind (CPU, CUDA) and state (free, busy, lost)
+  };
   std::vector<std::pair<v1::JobState, int64_t>> jobs_by_state;
-  std::vector<v1::Job> live;
+  std::vector<JobLook> jobs;
+  std::vector<NodeLook> nodes;
   int64_t slots_busy = 0, slots_free = 0, slots_lost = 0;
   int64_t nodes_connected = 0, nodes_lost = 0;
-  int64_t store_errors = 0;
+  int64_t agent_sessions = 0, worker_sessions = 0;
+  int64_t store_errors = 0, history_errors = 0;
+  int64_t queue_waits_since_ms = 0;   // submission of the first in the queue, Unix time; 0: nobody waits
+  int64_t now_ms = 0;
+  Latency decisions, commits;
 };
 
 class Coordinator {
@@ -69,6 +94,7 @@ class Coordinator {
   static constexpr size_t kMaxNodes = 1024;
   static constexpr size_t kMaxWorkerSessions = 8192;
   static constexpr size_t kMetricJobs = 1000;
+  static constexpr std::chrono::nanoseconds kEndedShown = std::chrono::minutes(5);      // an ended job in the exporter
   static constexpr std::chrono::nanoseconds kPeersGrace = std::chrono::seconds(5);      // for the rest of a broken gang
   static constexpr std::chrono::nanoseconds kLastWordWait = std::chrono::seconds(2);    // for a dead worker's last message
   static constexpr std::chrono::nanoseconds kRecentJobs = std::chrono::minutes(10);     // an ended job stays in memory
@@ -91,7 +117,14 @@ class Coordinator {
   void Get(uint64_t job_id, Reply<v1::Job> reply);
   // `submitter`: only this one's jobs; empty: all.
   void List(v1::ListRequest request, std::string submitter, Reply<v1::ListReply> reply);
-  void Cancel(uint64_t job_id, Reply<v1::Job> reply);
+  void Cancel(uint64_t job_id, bool now, Reply<v1::Job> reply);
+  void Pause(uint64_t job_id, Reply<v1::Job> reply);
+  void Resume(uint64_t job_id, Reply<v1::Job> reply);
+  void Checkpoint(uint64_t job_id, Reply<v1::Job> reply);
+  void SetLr(uint64_t job_id, double lr, Reply<v1::Job> reply);
+  void DrainNode(std::string node, bool drained, Reply<v1::NodesReply> reply);
+  // Of an ended job, whose folders are about to go. FailedPrecondition: a job that has not ended writes there.
+  void ForgetCheckpoints(uint64_t job_id, Reply<v1::Job> reply);
   void ListCheckpoints(uint64_t job_id, Reply<v1::ListCheckpointsReply> reply);
   void Nodes(Reply<v1::NodesReply> reply);
   void Watch(WatchPlace place, Reply<WatchView> reply);
@@ -118,16 +151,28 @@ class Coordinator {
   void ReadClock();
   void CommitTurn();
   void Undo();
+  void ReloadUnsure();
+  void TakeBack(uint64_t job_id, std::optional<JobRow> row);
   void Touch(const LiveJob& job);
   void Change(LiveJob* job, const JobEvent& event);
+  void SetKillTime(LiveJob* job);
   void Index(LiveJob* job);          // queued_, active_, by its state
   void Forget(uint64_t job_id);
   LiveJob* Find(uint64_t job_id);
   std::chrono::nanoseconds NextWake() const;
 
+  // coordinator_wishes.cc: what users ask of a job.
+  void Act(uint64_t job_id, std::function<absl::Status(LiveJob*)> act, Reply<v1::Job> reply);
+
+  // coordinator_health.cc: signs of life.
+  void WatchHealth(LiveJob* job);
+  std::vector<RankSign> SignsOf(const LiveJob& job) const;
+  std::string NoteOn(const LiveJob& job);
+
   // coordinator_place.cc: time and placement.
   void Tick();
   void LoseNodes();
+  void WatchDisk();
   void DropOld();
   void Place();
   std::vector<NodeSlots> SlotsNow() const;
@@ -148,7 +193,10 @@ class Coordinator {
   void SendWorker(WorkerSession* session);
 
   // coordinator_view.cc: answers.
+  std::vector<std::string> AlertsOf(const LiveJob& job) const;
   v1::Job View(const LiveJob& job) const;
+  v1::Job DetailedView(const LiveJob& job);   // with its note and its attempts
+  v1::NodesReply NodesNow();
   std::string WaitWords(const LiveJob& job) const;
   absl::StatusOr<v1::Job> ViewOf(uint64_t job_id);
   std::optional<absl::StatusOr<WatchView>> ViewWatch(const WatchPlace& place, bool answer_anyway);
@@ -181,15 +229,23 @@ class Coordinator {
   std::map<uint64_t, std::chrono::nanoseconds> ended_;            // recently ended, and when
   std::unordered_map<std::string, uint64_t> by_key_;              // of jobs_
   std::map<std::string, Node> nodes_;
+  DiskWatch disks_;
+  bool disk_waits_ = false;          // a queued job waits for room on its disk
+  std::chrono::nanoseconds disk_looked_{0};
+  std::string disk_said_;            // the problem that the log last spoke of
+  std::set<std::string> drained_;    // as stored; also nodes that are not known yet
   std::unordered_map<uint64_t, AgentSession> agents_;
   std::unordered_map<uint64_t, WorkerSession> workers_;
 
   std::unordered_map<uint64_t, std::optional<JobRow>> undo_;      // rows as they were before this turn; none: new
+  std::set<uint64_t> unsure_;        // whether their last change is stored is not known
   std::vector<AttemptRow> attempts_;                              // ended in this turn
   std::vector<std::function<void(const absl::Status&)>> after_commit_;
   bool place_ = true;                // something changed that a placement depends on
   std::chrono::nanoseconds store_rest_{0};   // after a failed commit: no placement before
-  int64_t store_errors_ = 0;
+  int64_t store_errors_ = 0, history_errors_ = 0;
+  std::chrono::nanoseconds history_said_{0};
+  Latency decisions_, commits_;
   std::chrono::nanoseconds store_said_{0};   // when the log last spoke of one
   uint64_t head_ = 0;                // the job that waits first, and why
   std::string head_why_;

@@ -37,12 +37,13 @@ using RankKey = std::tuple<uint64_t, int, int>;   // job, attempt, rank
 // An agent: starts what is ordered, ends what is not, forgets what is acknowledged.
 class FakeNode {
  public:
-  FakeNode(Coordinator* coordinator, std::string name, int slots, v1::Slot::Kind kind = v1::Slot::CPU)
+  FakeNode(Coordinator* coordinator, std::string name, int slots, v1::Slot::Kind kind = v1::Slot::CPU, int64_t slot_bytes = 0)
       : coordinator_(coordinator), name_(std::move(name)) {
     for (int i = 0; i < slots; ++i) {
       v1::Slot& slot = slots_.emplace_back();
       slot.set_id(absl::StrCat(kind == v1::Slot::CPU ? "cpu-" : "gpu-", i));
       slot.set_kind(kind);
+      slot.set_memory_bytes(slot_bytes);
     }
   }
 
@@ -172,7 +173,14 @@ class FakeWorker {
     report.mutable_end()->set_message(message);
     Report();
   }
-  void Close() { coordinator_->CloseWorker(session); }
+  void Close() {
+    coordinator_->CloseWorker(session);
+    session = 0;
+  }
+  // As each second, unless it is frozen.
+  void SignOfLife() {
+    if (session != 0 && !frozen && !report.has_end() && !link->closed) Report();
+  }
   void LoseHierad(Coordinator* coordinator) {
     coordinator_ = coordinator;
     session = 0;
@@ -182,6 +190,7 @@ class FakeWorker {
   v1::WorkerReport report;
   std::shared_ptr<FakeWorkerLink> link;
   uint64_t session = 0;
+  bool frozen = false;
 
  private:
   Coordinator* coordinator_;
@@ -203,6 +212,7 @@ class CoordinatorTest : public testing::Test {
     ASSERT_TRUE(store.ok()) << store.status();
     CoordinatorOptions options;
     options.runs_folder = folder_ + "/runs";
+    options.free_bytes = [this](const std::string&) -> absl::StatusOr<int64_t> { return free_bytes_; };
     auto coordinator = Coordinator::Create(options, *std::move(store), &clock_);
     ASSERT_TRUE(coordinator.ok()) << coordinator.status();
     coordinator_ = *std::move(coordinator);
@@ -214,8 +224,8 @@ class CoordinatorTest : public testing::Test {
     for (auto& node : nodes_) node->LoseHierad(coordinator_.get());
     for (auto& worker : workers_) worker->LoseHierad(coordinator_.get());
   }
-  FakeNode* AddNode(const std::string& name, int slots, v1::Slot::Kind kind = v1::Slot::CPU) {
-    nodes_.push_back(std::make_unique<FakeNode>(coordinator_.get(), name, slots, kind));
+  FakeNode* AddNode(const std::string& name, int slots, v1::Slot::Kind kind = v1::Slot::CPU, int64_t slot_bytes = 0) {
+    nodes_.push_back(std::make_unique<FakeNode>(coordinator_.get(), name, slots, kind, slot_bytes));
     nodes_.back()->Connect();
     Settle();
     return nodes_.back().get();
@@ -238,6 +248,7 @@ class CoordinatorTest : public testing::Test {
     for (int s = 0; s < seconds; ++s) {
       clock_.Advance(std::chrono::seconds(1));
       for (auto& node : nodes_) node->Report();
+      for (auto& worker : workers_) worker->SignOfLife();
       Settle();
     }
   }
@@ -277,13 +288,23 @@ class CoordinatorTest : public testing::Test {
     EXPECT_TRUE(job.ok()) << job.status();
     return job.ok() ? *job : v1::Job();
   }
-  v1::Job Cancel(uint64_t id) {
+  // `ask`: (reply) -> void, of a Coordinator's method.
+  template <typename AskFunction>
+  absl::StatusOr<v1::Job> TryAsk(const AskFunction& ask) {
     std::optional<absl::StatusOr<v1::Job>> answer;
-    coordinator_->Cancel(id, [&](auto reply) { answer = std::move(reply); });
+    ask([&](absl::StatusOr<v1::Job> reply) { answer = std::move(reply); });
     coordinator_->Turn();
-    EXPECT_TRUE(answer->ok()) << answer->status();
     Settle();
-    return **answer;
+    return *std::move(answer);
+  }
+  template <typename AskFunction>
+  v1::Job Ask(const AskFunction& ask) {
+    auto job = TryAsk(ask);
+    EXPECT_TRUE(job.ok()) << job.status();
+    return job.ok() ? *job : v1::Job();
+  }
+  v1::Job Cancel(uint64_t id, bool now = false) {
+    return Ask([&](auto reply) { coordinator_->Cancel(id, now, reply); });
   }
   // The worker of a rank that a node was told to run.
   FakeWorker* Worker(FakeNode* node, uint64_t job, int attempt, int rank) {
@@ -302,6 +323,7 @@ class CoordinatorTest : public testing::Test {
   }
 
   FakeClock clock_;
+  int64_t free_bytes_ = int64_t{1} << 40;
   std::string folder_;
   std::unique_ptr<Coordinator> coordinator_;
   std::vector<std::unique_ptr<FakeNode>> nodes_;

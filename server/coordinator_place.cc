@@ -4,20 +4,32 @@
 #include <algorithm>
 
 #include "absl/strings/str_cat.h"
+#include "base/failpoint.h"
 #include "base/job_yaml.h"
+#include "base/plan/plan_report.h"
 #include "base/status.h"
 #include "server/coordinator.h"
 #include "server/credential.h"
 #include "server/run_folder.h"
 
 namespace hierad {
+namespace {
+
+int64_t RankBytes(LiveJob* job) {
+  if (!job->rank_bytes) job->rank_bytes = LeastMemory(job->row.spec).value_or(0);
+  return *job->rank_bytes;
+}
+
+}  // namespace
 
 void Coordinator::Tick() {
   LoseNodes();
+  WatchDisk();
   const std::vector<uint64_t> active(active_.begin(), active_.end());
   for (uint64_t id : active) {
     LiveJob* job = Find(id);
     Settle(job);
+    WatchHealth(job);
     if (IsActive(job->row.state) && job->kill_at && now_ >= *job->kill_at && !job->kill_sent) {
       job->kill_sent = true;
       MarkOrders(*job);
@@ -29,6 +41,18 @@ void Coordinator::Tick() {
   }
   if (now_ - started_ >= options_.node_lost_after && aside_.count(head_) != 0) place_ = true;
   DropOld();
+}
+
+// Said in the log before anything is lost; what waits for room looks again.
+void Coordinator::WatchDisk() {
+  const std::string problem = disks_.Problem(options_.runs_folder, now_);
+  if (problem.empty() == disk_said_.empty()) {
+    if (!queued_.empty() && disk_waits_ && now_ - disk_looked_ >= DiskWatch::kLookEvery) place_ = true;
+    return;
+  }
+  disk_said_ = problem;
+  place_ = true;
+  problem.empty() ? spdlog::info("the disk of {} has room again", options_.runs_folder) : spdlog::warn("no job is let in: {}", problem);
 }
 
 void Coordinator::LoseNodes() {
@@ -84,21 +108,24 @@ void Coordinator::Settle(LiveJob* job) {
 }
 
 std::vector<NodeSlots> Coordinator::SlotsNow() const {
-  std::set<std::pair<std::string, std::string>> busy;
+  std::map<std::pair<std::string, std::string>, int64_t> busy;   // by a rank, and what it takes
   for (uint64_t id : active_) {
-    for (const RankRow& rank : jobs_.at(id)->row.ranks) busy.insert({rank.node, rank.slot.id()});
+    LiveJob* job = jobs_.at(id).get();
+    for (const RankRow& rank : job->row.ranks) busy[{rank.node, rank.slot.id()}] = RankBytes(job);
   }
   std::vector<NodeSlots> all;
   for (const auto& [name, node] : nodes_) {
     NodeSlots& slots = all.emplace_back();
     slots.name = name;
     slots.connected = node.session != 0 && !node.lost;
+    slots.drained = node.drained;
     std::set<std::string> occupied;   // by processes that no job of ours has: they are being killed
     for (const v1::RankProcess& process : node.processes) {
       if (!process.ended()) occupied.insert(process.slot_id());
     }
     for (const v1::Slot& slot : node.slots) {
-      slots.slots.push_back({slot, busy.count({name, slot.id()}) != 0 || occupied.count(slot.id()) != 0});
+      const auto used = busy.find({name, slot.id()});
+      slots.slots.push_back({slot, used != busy.end() || occupied.count(slot.id()) != 0, used != busy.end() ? used->second : 0});
     }
   }
   return all;
@@ -108,15 +135,25 @@ void Coordinator::Place() {
   place_ = false;
   head_ = 0;
   aside_.clear();
+  disk_waits_ = false;
+  disk_looked_ = now_;
   if (queued_.empty()) return;
   Scheduler scheduler(SlotsNow());
   const std::vector<uint64_t> queued(queued_.begin(), queued_.end());
   for (uint64_t id : queued) {
     LiveJob* job = Find(id);
+    // Others may run on other disks.
+    if (const std::string problem = disks_.Problem(job->row.run_folder, now_); !problem.empty()) {
+      aside_[id] = absl::StrCat("waits: ", problem);
+      disk_waits_ = true;
+      ++job->version;
+      continue;
+    }
     QueuedJob ask;
     ask.id = id;
     ask.ranks = job->row.spec.resources().ranks();
     ask.device = job->row.spec.resources().device();
+    ask.rank_bytes = RankBytes(job);
     if (job->row.retry_at_ms > 0 && now_ < job->retry_due) {
       ask.retry_in_ms = std::max<int64_t>(1, std::chrono::duration_cast<std::chrono::milliseconds>(job->retry_due - now_).count());
     }
@@ -140,7 +177,9 @@ void Coordinator::Place() {
 void Coordinator::Begin(LiveJob* job, const std::vector<struct Place>& places) {
   Placed placed;
   placed.credential = NewCredential();
-  if (absl::Status made = MakeRunFolder(job->row, placed.credential); !made.ok()) {
+  absl::Status made = Failpoint("hierad.run_folder");
+  if (made.ok()) made = MakeRunFolder(job->row, placed.credential);
+  if (!made.ok()) {
     const bool ours = made.code() == absl::StatusCode::kResourceExhausted || made.code() == absl::StatusCode::kInternal ||
                       made.code() == absl::StatusCode::kUnavailable;
     Change(job, PlacementFailed{ours ? v1::REASON_CHECKPOINT : v1::REASON_USER_ERROR, std::string(made.message())});

@@ -5,6 +5,7 @@
 #include <cmath>
 
 #include "absl/strings/str_cat.h"
+#include "base/failpoint.h"
 #include "base/job_validate.h"
 #include "base/limits.h"
 #include "base/text.h"
@@ -119,12 +120,14 @@ Node* Coordinator::BindNode(AgentSession* session, const v1::AgentReport& report
     session->link->Close(absl::ResourceExhaustedError(absl::StrCat("at most ", kMaxNodes, " nodes")));
     return nullptr;
   }
-  return &nodes_[report.node()];
+  Node& node = nodes_[report.node()];
+  node.drained = drained_.count(report.node()) != 0;
+  return &node;
 }
 
 void Coordinator::OnAgentReport(uint64_t session_id, const v1::AgentReport& report) {
   const auto found = agents_.find(session_id);
-  if (found == agents_.end()) return;
+  if (found == agents_.end() || !Failpoint("hierad.agent_report").ok()) return;
   AgentSession& session = found->second;
   Node* node = BindNode(&session, report);
   if (node == nullptr) return;
@@ -186,6 +189,7 @@ void Coordinator::CheckRank(LiveJob* job, int rank, const Node& node, const v1::
   if (process != nullptr && !process->ended()) {
     live.exit.reset();   // missed in an earlier report, but there
     live.pid = process->pid();
+    if (live.heard_at.count() == 0) live.heard_at = now_;
     Change(job, ProcessSeen{rank, process->pid() > 0 ? process->pid() : -1});
     return;
   }
@@ -254,6 +258,7 @@ bool Coordinator::IsCurrent(const LiveJob& job, int attempt, int rank) const {
 void Coordinator::OnWorkerReport(uint64_t session_id, const v1::WorkerReport& report) {
   const auto found = workers_.find(session_id);
   if (found == workers_.end()) return;
+  if (absl::Status lost = Failpoint("hierad.worker_report"); !lost.ok()) return found->second.link->Close(lost);
   WorkerSession& session = found->second;
   if (absl::Status legal = CheckWorkerReport(report); !legal.ok()) {
     session.link->Close(legal);
@@ -287,11 +292,15 @@ void Coordinator::OnWorkerReport(uint64_t session_id, const v1::WorkerReport& re
 
 void Coordinator::TakeReport(LiveJob* job, const v1::WorkerReport& report) {
   RankLive& live = job->ranks[report.rank()];
+  if (live.phase != report.phase() || live.step != report.step() || job->moved_at.count() == 0) job->moved_at = now_;
+  live.heard_at = now_;
+  live.spoken = true;
   live.phase = report.phase();
   live.step = report.step();
   if (report.pid() > 0) live.pid = report.pid();
   live.last_seen_ms = unix_ms_;
   live.waiting_in = report.waiting_in();
+  if (report.has_totals()) live.totals = report.totals();
   live.trained = live.trained || HasBegun(report.phase());
   if (report.has_end() && !live.word) {
     live.word = RankEnded{report.rank(), report.end().reason(),
@@ -325,13 +334,28 @@ void Coordinator::TakeReport(LiveJob* job, const v1::WorkerReport& report) {
 }
 
 void Coordinator::TakeMetrics(LiveJob* job, const v1::WorkerReport& report) {
+  std::vector<v1::StepMetrics> taken;
   for (const v1::StepMetrics& metrics : report.metrics()) {
     if (metrics.step() <= job->acknowledged_step) continue;   // sent again
+    taken.push_back(metrics);
     job->ring.Push(metrics);
     job->acknowledged_step = metrics.step();
+    if (metrics.step() > std::max<int64_t>(job->row.first_step, 1)) {   // the first one is like no other
+      job->step_seconds.push_back(metrics.step_s());
+      if (job->step_seconds.size() > kStepsForMedian) job->step_seconds.pop_front();
+    }
     if (metrics.has_eval_loss() && std::isfinite(metrics.eval_loss()) &&
         (!job->row.best_eval_loss || metrics.eval_loss() < *job->row.best_eval_loss)) {
       job->row.best_eval_loss = metrics.eval_loss();
+    }
+  }
+  if (options_.history == nullptr || taken.empty()) return;
+  // Before the worker hears that they are stored. What the disk refuses is in metrics.jsonl; training does not wait for it.
+  if (absl::Status kept = options_.history->Append(job->row.id, taken); !kept.ok()) {
+    ++history_errors_;
+    if (history_errors_ == 1 || now_ - history_said_ >= std::chrono::seconds(10)) {
+      spdlog::error("steps of job {} are missing in the history: {}", job->row.id, std::string(kept.message()));
+      history_said_ = now_;
     }
   }
 }
@@ -378,10 +402,9 @@ v1::AgentOrders Coordinator::OrdersFor(const Node& node) {
     for (const RankRow& rank : job.row.ranks) {
       if (rank.node != node.name || rank.gone) continue;
       ours.insert({id, job.row.attempt, rank.rank});
-      if (job.row.state == v1::STOPPING) {
-        if (job.kill_at && now_ >= *job.kill_at) name_rank(orders.add_kill_now(), id, job.row.attempt, rank.rank);
-        continue;
-      }
+      const bool out_of_time = job.kill_at && now_ >= *job.kill_at;
+      if (job.row.state == v1::STOPPING && out_of_time) name_rank(orders.add_kill_now(), id, job.row.attempt, rank.rank);
+      if (job.row.state == v1::STOPPING && (!job.gentle || out_of_time)) continue;
       v1::Assignment* a = orders.add_assignments();
       a->set_job_id(id);
       a->set_attempt(job.row.attempt);
@@ -419,6 +442,8 @@ void Coordinator::SendWorker(WorkerSession* session) {
     }
     if (session->rank == 0) {
       orders.set_acknowledged_step(job->acknowledged_step);
+      orders.set_checkpoint_request(job->checkpoint_request);
+      orders.set_peak_lr(PeakLr(job->row.spec));
     } else {
       orders.set_rendezvous(job->rendezvous);
     }

@@ -45,6 +45,28 @@ TEST_F(CoordinatorTest, AJobRunsFromSubmitToSuccess) {
   EXPECT_EQ(node->started.size(), 2u);    // and not started again
 }
 
+// Hiera-Base in bf16 with 128 samples: 9 GiB by its plan.
+TEST_F(CoordinatorTest, AJobThatCannotFitIsNeverStartedAndSaysWhy) {
+  FakeNode* small = AddNode("small", 1, v1::Slot::CUDA, int64_t{8} << 30);
+  Pass(20);   // every node that may come back has come
+  v1::JobSpec large = Spec();
+  large.mutable_model()->set_in_chans(8);
+  large.mutable_step()->set_batch_per_rank(128);
+  large.mutable_step()->set_precision("bf16");
+  const uint64_t id = Submit("large", large);
+  EXPECT_EQ(Get(id).state(), v1::QUEUED);
+  EXPECT_THAT(Get(id).message(), testing::ContainsRegex("needs [89]\\.[0-9] GiB of device memory by its plan; the largest card has 8\\.0 GiB"));
+  v1::JobSpec fits = large;
+  fits.mutable_step()->set_batch_per_rank(8);
+  const uint64_t other = Submit("fits", fits);   // is not held up
+  EXPECT_EQ(Get(other).state(), v1::STARTING);
+  ASSERT_EQ(small->started.size(), 1u);
+  FakeNode* big = AddNode("big", 1, v1::Slot::CUDA, int64_t{80} << 30);
+  EXPECT_EQ(Get(id).state(), v1::STARTING);
+  EXPECT_EQ(big->started.size(), 1u);
+  EXPECT_EQ(small->started.size(), 1u);
+}
+
 TEST_F(CoordinatorTest, RunningNeedsEveryRankToTrain) {
   FakeNode* node = AddNode("n", 2);
   const uint64_t id = Submit("k", Spec(2));

@@ -10,7 +10,19 @@
 namespace hierad {
 namespace {
 
-constexpr uint64_t kMetricsInMessage = 8192;   // some 120 bytes each, within limits::kGrpcMessageBytes
+constexpr size_t kAttemptsShown = 50;
+constexpr uint64_t kMetricsInMessage = 1000;   // some 150 bytes each, within limits::kGrpcMessageBytes
+constexpr double kSilentS = 30;                // a rank reports once a second
+constexpr int64_t kStepsToJudge = 20;          // the first steps of an attempt are no measure
+
+// When the newest good checkpoint was written, or the attempt began.
+int64_t SavedSince(const JobRow& row) {
+  int64_t since = row.started_ms;
+  for (const v1::CheckpointInfo& info : row.checkpoints) {
+    if (!info.damaged()) since = std::max(since, info.created_ms());
+  }
+  return since;
+}
 
 }  // namespace
 
@@ -53,6 +65,15 @@ v1::Job Coordinator::View(const LiveJob& job) const {
   view.set_first_step(row.first_step);
   view.set_retry_at_ms(row.retry_at_ms);
   if (row.best_eval_loss) view.set_best_eval_loss(*row.best_eval_loss);
+  for (const auto& [reason, count] : job.restarts) {
+    v1::Restart* restart = view.add_restarts();
+    restart->set_reason(reason);
+    restart->set_count(count);
+  }
+  for (const v1::CheckpointInfo& info : row.checkpoints) {
+    if (!info.damaged()) view.set_checkpoint_ms(std::max(view.checkpoint_ms(), info.created_ms()));
+  }
+  for (const std::string& alert : AlertsOf(job)) view.add_alerts(alert);
   if (!job.ring.empty()) {
     *view.mutable_last() = job.ring.newest();
     view.set_epoch(job.ring.newest().epoch());
@@ -75,18 +96,87 @@ v1::Job Coordinator::View(const LiveJob& job) const {
     if (live.pid > 0) rank->set_pid(live.pid);
     rank->set_last_seen_ms(live.last_seen_ms);
     rank->set_waiting_in(live.waiting_in);
+    *rank->mutable_totals() = live.totals;
+  }
+  for (const RankSign& sign : SignsOf(job)) {
+    if (sign.spoken && sign.silent >= kSilent) {
+      view.mutable_ranks(sign.rank)->set_silent_s(std::chrono::duration_cast<std::chrono::seconds>(sign.silent).count());
+    }
+  }
+  return view;
+}
+
+v1::Job Coordinator::DetailedView(const LiveJob& job) {
+  v1::Job view = View(job);
+  view.set_note(NoteOn(job));
+  if (job.row.attempt == 0) return view;
+  auto attempts = store_->Attempts(job.row.id);
+  if (!attempts.ok()) return view;
+  const size_t first = attempts->size() > kAttemptsShown ? attempts->size() - kAttemptsShown : 0;
+  for (size_t i = first; i < attempts->size(); ++i) {
+    const AttemptRow& row = (*attempts)[i];
+    v1::AttemptView* attempt = view.add_attempts();
+    attempt->set_attempt(row.attempt);
+    attempt->set_started_ms(row.started_ms);
+    attempt->set_ended_ms(row.ended_ms);
+    attempt->set_reason(row.reason);
+    attempt->set_message(row.message);
+    attempt->set_step(row.step);
   }
   return view;
 }
 
 absl::StatusOr<v1::Job> Coordinator::ViewOf(uint64_t job_id) {
-  if (const LiveJob* live = Find(job_id)) return View(*live);
+  if (const LiveJob* live = Find(job_id)) return DetailedView(*live);
   auto row = store_->Load(job_id);
   if (!row.ok()) return row.status();
   if (!*row) return absl::NotFoundError(absl::StrCat("there is no job ", job_id));
   LiveJob rest;
   rest.row = **std::move(row);
-  return View(rest);
+  if (options_.history != nullptr) {
+    auto newest = options_.history->Read(job_id, {.last = 1});
+    if (newest.ok() && !newest->steps.empty()) rest.ring.Push(newest->steps.back());
+  }
+  return DetailedView(rest);
+}
+
+// What a person should look at now. The same conditions as deploy/prometheus/alerts.yaml where that has them.
+std::vector<std::string> Coordinator::AlertsOf(const LiveJob& job) const {
+  std::vector<std::string> alerts;
+  const JobRow& row = job.row;
+  if (!IsActive(row.state)) return alerts;
+  const auto seconds_since = [&](int64_t ms) { return static_cast<double>(unix_ms_ - ms) / 1000; };
+  for (size_t r = 0; r < job.ranks.size(); ++r) {
+    const RankLive& live = job.ranks[r];
+    if (live.last_seen_ms > 0 && !row.ranks[r].gone && seconds_since(live.last_seen_ms) > kSilentS) {
+      alerts.push_back(absl::StrCat("rank ", r, " has not reported for ", static_cast<int64_t>(seconds_since(live.last_seen_ms)), " s"));
+      break;
+    }
+  }
+  if (row.state == v1::RUNNING && !job.ring.empty()) {
+    const v1::StepMetrics& last = job.ring.newest();
+    const bool working = job.ranks.empty() || job.ranks[0].phase == v1::PHASE_TRAINING;
+    if (working && last.time_ms() >= row.started_ms && seconds_since(last.time_ms()) > std::max(kSilentS, 20 * last.step_s())) {
+      alerts.push_back(absl::StrCat("no step for ", static_cast<int64_t>(seconds_since(last.time_ms())), " s"));
+    }
+    if (!std::isfinite(last.loss())) alerts.push_back(absl::StrCat("the loss of step ", last.step(), " is not finite"));
+  }
+  if (row.nan_steps > 0) alerts.push_back(absl::StrCat(row.nan_steps, " steps were skipped for a non-finite loss or gradient"));
+  if (job.ranks.empty()) return alerts;
+  const v1::RankTotals& totals = job.ranks[0].totals;
+  if (totals.step_count() < kStepsToJudge || totals.step_s() <= 0) return alerts;
+  const auto share = [&](double part, double most, const char* what) {
+    const double ratio = part / totals.step_s();
+    if (ratio > most) alerts.push_back(absl::StrCat(static_cast<int64_t>(100 * ratio), "% of the step ", what));
+  };
+  share(totals.data_wait_s(), 0.10, "waits for input: data.workers, or a faster disk");
+  share(totals.communication_s(), 0.05, "waits for the all-reduce");
+  const int64_t since = SavedSince(row);
+  const double interval = static_cast<double>(row.spec.checkpoint().every_steps()) * totals.step_s() / static_cast<double>(totals.step_count());
+  if (row.state == v1::RUNNING && seconds_since(since) > std::max(60.0, 2 * interval)) {
+    alerts.push_back(absl::StrCat("no checkpoint for ", static_cast<int64_t>(seconds_since(since)), " s"));
+  }
+  return alerts;
 }
 
 // Nothing new and not `answer_anyway`: nothing.
@@ -105,6 +195,7 @@ std::optional<absl::StatusOr<WatchView>> Coordinator::ViewWatch(const WatchPlace
   WatchView view;
   view.version = job->version;
   *view.reply.mutable_job() = View(*job);
+  view.reply.mutable_job()->set_note(NoteOn(*job));
   const MetricRing& ring = job->ring;
   uint64_t at = std::max(place.cursor, ring.first());
   if (!place.version) {
@@ -136,21 +227,35 @@ void Coordinator::AnswerWatches() {
 Overview Coordinator::LookNow() {
   Overview overview;
   if (auto counts = store_->CountByState(); counts.ok()) overview.jobs_by_state = *std::move(counts);
-  std::set<uint64_t> ids(active_.begin(), active_.end());
-  for (uint64_t id : queued_) {
-    if (ids.size() >= kMetricJobs) break;
-    ids.insert(id);
-  }
-  for (uint64_t id : ids) {
-    if (overview.live.size() < kMetricJobs) overview.live.push_back(View(*Find(id)));
+  const auto add = [&](uint64_t id) {
+    if (overview.jobs.size() >= kMetricJobs) return;
+    const LiveJob& job = *Find(id);
+    overview.jobs.push_back({View(job), IsActive(job.row.state) && !job.row.ranks.empty() ? job.row.ranks[0].slot.model() : ""});
+  };
+  for (uint64_t id : active_) add(id);
+  for (uint64_t id : queued_) add(id);
+  for (const auto& [id, when] : ended_) {
+    if (now_ - when < kEndedShown) add(id);
   }
   for (const NodeSlots& node : SlotsNow()) {
     ++(node.connected ? overview.nodes_connected : overview.nodes_lost);
+    Overview::NodeLook& look = overview.nodes.emplace_back();
+    look.name = node.name;
+    look.connected = node.connected;
+    look.last_seen_ms = nodes_.at(node.name).last_seen_ms;
     for (const NodeSlots::Use& use : node.slots) {
       ++(!node.connected ? overview.slots_lost : use.busy ? overview.slots_busy : overview.slots_free);
+      ++look.slots[use.slot.kind() == v1::Slot::CUDA ? 1 : 0][!node.connected ? 2 : use.busy ? 1 : 0];
     }
   }
+  overview.agent_sessions = static_cast<int64_t>(agents_.size());
+  overview.worker_sessions = static_cast<int64_t>(workers_.size());
   overview.store_errors = store_errors_;
+  overview.history_errors = history_errors_;
+  if (const LiveJob* first = queued_.empty() ? nullptr : Find(*queued_.begin())) overview.queue_waits_since_ms = first->row.submitted_ms;
+  overview.now_ms = unix_ms_;
+  overview.decisions = decisions_;
+  overview.commits = commits_;
   return overview;
 }
 

@@ -1,13 +1,21 @@
 #include "server/exporter.h"
 
 #include <prometheus/exposer.h>
+#include <sys/statvfs.h>
 #include <unistd.h>
 
+#include <algorithm>
+#include <array>
 #include <fstream>
+#include <limits>
+#include <mutex>
+#include <optional>
 
 #include "absl/strings/str_cat.h"
+#include "base/clock.h"
 #include "base/text.h"
 #include "server/config.h"
+#include "server/metric_table.h"
 
 namespace hierad {
 namespace {
@@ -28,28 +36,47 @@ std::string Word(std::string name, const std::string& prefix = "") {
 
 class Families {
  public:
-  void Add(const std::string& name, const std::string& help, MetricType type, Labels labels, double value) {
-    MetricFamily* family = nullptr;
-    for (MetricFamily& known : all) {
-      if (known.name == name) family = &known;
+  void Add(Metric metric, Labels labels, double value) {
+    ClientMetric& out = FamilyOf(metric).metric.emplace_back();
+    out.label = std::move(labels);
+    (InfoOf(metric).kind == MetricKind::kCounter ? out.counter.value : out.gauge.value) = value;
+  }
+  void Add(Metric metric, Labels labels, const Latency& latency) {
+    ClientMetric& out = FamilyOf(metric).metric.emplace_back();
+    out.label = std::move(labels);
+    uint64_t below = 0;
+    for (size_t i = 0; i < latency.counts.size(); ++i) {
+      below += latency.counts[i];
+      const double bound = i < Latency::kBounds.size() ? Latency::kBounds[i] : std::numeric_limits<double>::infinity();
+      out.histogram.bucket.push_back({below, bound});
     }
-    if (family == nullptr) {
-      family = &all.emplace_back();
-      family->name = name;
-      family->help = help;
-      family->type = type;
+    out.histogram.sample_count = below;
+    out.histogram.sample_sum = latency.sum_s;
+  }
+  // In the table's order, without those that have no value now.
+  std::vector<MetricFamily> Take() {
+    std::vector<MetricFamily> all;
+    for (const MetricGroup& group : MetricGroups()) {
+      for (const MetricInfo& info : group.metrics) {
+        MetricFamily& family = families_[static_cast<size_t>(info.id)];
+        if (!family.metric.empty()) all.push_back(std::move(family));
+      }
     }
-    ClientMetric& metric = family->metric.emplace_back();
-    metric.label = std::move(labels);
-    (type == MetricType::Counter ? metric.counter.value : metric.gauge.value) = value;
+    return all;
   }
-  void Gauge(const std::string& name, const std::string& help, Labels labels, double value) {
-    Add(name, help, MetricType::Gauge, std::move(labels), value);
+
+ private:
+  MetricFamily& FamilyOf(Metric metric) {
+    MetricFamily& family = families_[static_cast<size_t>(metric)];
+    if (family.name.empty()) {
+      const MetricInfo& info = InfoOf(metric);
+      family.name = info.name;
+      family.help = info.about;
+      family.type = info.kind == MetricKind::kGauge ? MetricType::Gauge : info.kind == MetricKind::kCounter ? MetricType::Counter : MetricType::Histogram;
+    }
+    return family;
   }
-  void Counter(const std::string& name, const std::string& help, Labels labels, double value) {
-    Add(name, help, MetricType::Counter, std::move(labels), value);
-  }
-  std::vector<MetricFamily> all;
+  std::array<MetricFamily, static_cast<size_t>(Metric::kCount)> families_;
 };
 
 double ResidentBytes() {
@@ -59,43 +86,143 @@ double ResidentBytes() {
   return resident * static_cast<double>(sysconf(_SC_PAGESIZE));
 }
 
-void AddJob(Families* f, const v1::Job& job) {
-  const Labels id = {{"job_id", absl::StrCat(job.id())}};
-  f->Gauge("hierad_job_info", "A job that has not ended: its name, submitter and state.",
-           {{"job_id", absl::StrCat(job.id())}, {"name", CleanLabel(job.spec().name())}, {"submitter", CleanLabel(job.submitter())},
-            {"state", Word(v1::JobState_Name(job.state()))}}, 1);
-  f->Counter("hierad_job_attempts_total", "Attempts begun.", id, job.attempt());
-  f->Gauge("hierad_job_submitted_timestamp_seconds", "When it was submitted, Unix time.", id, static_cast<double>(job.submitted_ms()) / 1000);
-  f->Gauge("hierad_job_ranks", "Ranks it asks for.", id, job.spec().resources().ranks());
-  if (job.attempt() == 0) return;
-  f->Gauge("hierad_job_step", "Optimizer steps completed.", id, static_cast<double>(job.step()));
-  f->Gauge("hierad_job_total_steps", "Optimizer steps of the whole run; 0: not known yet.", id, static_cast<double>(job.total_steps()));
-  f->Gauge("hierad_job_nan_steps", "Steps of this attempt skipped for a non-finite loss or gradient.", id, static_cast<double>(job.nan_steps()));
-  if (job.has_last()) {
-    f->Gauge("hierad_job_epoch", "Epochs completed.", id, job.last().epoch());
-    f->Gauge("hierad_job_loss", "Loss of the newest step; NaN where the step was skipped for it.", id, job.last().loss());
-    f->Gauge("hierad_job_grad_norm", "Global gradient norm of the newest step, before clipping.", id, job.last().grad_norm());
-    f->Gauge("hierad_job_learning_rate", "Learning rate of the newest step.", id, job.last().lr());
-    f->Gauge("hierad_job_step_seconds", "Wall time of the newest step.", id, job.last().step_s());
-    f->Gauge("hierad_job_data_wait_seconds", "Of which waiting for input.", id, job.last().data_wait_s());
+double Seconds(int64_t ms) { return static_cast<double>(ms) / 1000; }
+
+// Of StepMetrics or RankTotals: the parts of its step_s.
+template <typename Times, typename AddPart>
+void AddPhases(const Times& t, const AddPart& add) {
+  const double told = t.data_wait_s() + t.forward_s() + t.backward_s() + t.communication_s() + t.optimizer_s();
+  add("data_wait", t.data_wait_s());
+  add("forward", t.forward_s());
+  add("backward", t.backward_s());
+  add("comm", t.communication_s());
+  add("optimizer", t.optimizer_s());
+  add("other", std::max(0.0, t.step_s() - told));
+}
+
+void AddRanks(Families* f, const v1::Job& job, int64_t now_ms) {
+  for (const v1::RankView& rank : job.ranks()) {
+    if (rank.last_seen_ms() == 0) continue;   // its worker has not dialled in yet
+    const Labels id = {{"job_id", absl::StrCat(job.id())}, {"rank", absl::StrCat(rank.rank())}};
+    const v1::RankTotals& totals = rank.totals();
+    f->Add(Metric::kRankStep, id, static_cast<double>(rank.step()));
+    f->Add(Metric::kRankSteps, id, static_cast<double>(totals.step_count()));
+    f->Add(Metric::kRankSamples, id, static_cast<double>(totals.samples()));
+    f->Add(Metric::kRankStepSeconds, id, totals.step_s());
+    AddPhases(totals, [&](const char* phase, double seconds) {
+      Labels labels = id;
+      labels.push_back({"phase", phase});
+      f->Add(Metric::kRankPhaseSeconds, std::move(labels), seconds);
+    });
+    f->Add(Metric::kRankMemoryBytes, id, static_cast<double>(totals.memory_bytes()));
+    f->Add(Metric::kRankSkippedSamples, id, static_cast<double>(totals.skipped_samples()));
+    f->Add(Metric::kRankReportAge, id, Seconds(std::max<int64_t>(0, now_ms - rank.last_seen_ms())));
   }
-  if (job.has_best_eval_loss()) f->Gauge("hierad_job_best_eval_loss", "Least loss of an evaluation so far.", id, job.best_eval_loss());
-  f->Gauge("hierad_job_samples_per_second", "Samples per second, all ranks; 0: not known or not running.", id, job.samples_per_s());
+}
+
+void AddLast(Families* f, const v1::Job& job, const Labels& id, const std::optional<JobCost>& cost) {
+  const v1::StepMetrics& last = job.last();
+  f->Add(Metric::kJobEpoch, id, last.epoch());
+  f->Add(Metric::kJobLoss, id, last.loss());
+  f->Add(Metric::kJobGradNorm, id, last.grad_norm());
+  f->Add(Metric::kJobLearningRate, id, last.lr());
+  f->Add(Metric::kJobLastStepTime, id, Seconds(last.time_ms()));
+  if (IsTerminal(job.state())) return;
+  f->Add(Metric::kJobStepSeconds, id, last.step_s());
+  AddPhases(last, [&](const char* phase, double seconds) {
+    Labels labels = id;
+    labels.push_back({"phase", phase});
+    f->Add(Metric::kJobPhaseSeconds, std::move(labels), seconds);
+  });
+  if (!cost || cost->floor_s <= 0 || last.step_s() <= 0) return;
+  f->Add(Metric::kJobMfu, id, cost->flops / (last.step_s() * cost->flops_per_s * job.spec().resources().ranks()));
+  f->Add(Metric::kJobFloorRatio, id, last.step_s() / cost->floor_s);
+}
+
+void AddJob(Families* f, const Overview::JobLook& look, int64_t now_ms, const std::optional<JobCost>& cost) {
+  const v1::Job& job = look.job;
+  const Labels id = {{"job_id", absl::StrCat(job.id())}};
+  const auto add = [&](Metric metric, double value) { f->Add(metric, id, value); };
+  f->Add(Metric::kJobInfo, {{"job_id", absl::StrCat(job.id())}, {"name", CleanLabel(job.spec().name())}, {"submitter", CleanLabel(job.submitter())},
+                            {"state", Word(v1::JobState_Name(job.state()))}}, 1);
+  add(Metric::kJobAttempts, job.attempt());
+  for (const v1::Restart& restart : job.restarts()) {
+    f->Add(Metric::kJobRestarts, {{"job_id", absl::StrCat(job.id())}, {"class", Word(v1::Reason_Name(restart.reason()), "REASON_")}},
+           static_cast<double>(restart.count()));
+  }
+  add(Metric::kJobSubmitted, Seconds(job.submitted_ms()));
+  if (job.started_ms() > 0) add(Metric::kJobStarted, Seconds(job.started_ms()));
+  if (IsTerminal(job.state())) add(Metric::kJobFinished, Seconds(job.finished_ms()));
+  add(Metric::kJobRanks, job.spec().resources().ranks());
+  if (cost) add(Metric::kJobStepFlops, cost->flops);
+  if (cost && cost->floor_s > 0) add(Metric::kJobStepFloor, cost->floor_s);
+  if (job.attempt() == 0) return;
+  add(Metric::kJobStep, static_cast<double>(job.step()));
+  add(Metric::kJobTotalSteps, static_cast<double>(job.total_steps()));
+  add(Metric::kJobNanSteps, static_cast<double>(job.nan_steps()));
+  if (job.has_last()) AddLast(f, job, id, cost);
+  if (job.has_best_eval_loss()) add(Metric::kJobBestEvalLoss, job.best_eval_loss());
+  if (job.checkpoint_ms() > 0) add(Metric::kJobCheckpointTime, Seconds(job.checkpoint_ms()));
+  if (IsTerminal(job.state())) return;
+  add(Metric::kJobSamplesPerSecond, job.samples_per_s());
+  add(Metric::kJobEta, job.eta_s());
+  add(Metric::kJobAlerts, job.alerts_size());
+  add(Metric::kJobCheckpointEverySteps, static_cast<double>(job.spec().checkpoint().every_steps()));
+  if (job.ranks_size() > 0) {
+    add(Metric::kJobCheckpointSaves, static_cast<double>(job.ranks(0).totals().checkpoint_count()));
+    if (job.ranks(0).totals().checkpoint_s() > 0) add(Metric::kJobCheckpointSeconds, job.ranks(0).totals().checkpoint_s());
+  }
+  AddRanks(f, job, now_ms);
+}
+
+void AddNodes(Families* f, const Overview& overview) {
+  static constexpr const char* kKinds[] = {"cpu", "cuda"};
+  static constexpr const char* kStates[] = {"free", "busy", "lost"};
+  for (const Overview::NodeLook& node : overview.nodes) {
+    const Labels id = {{"node", CleanLabel(node.name)}};
+    f->Add(Metric::kNodeUp, id, node.connected ? 1 : 0);
+    if (node.last_seen_ms > 0) f->Add(Metric::kNodeReportAge, id, Seconds(std::max<int64_t>(0, overview.now_ms - node.last_seen_ms)));
+    for (int kind = 0; kind < 2; ++kind) {
+      if (node.slots[kind][0] + node.slots[kind][1] + node.slots[kind][2] == 0) continue;
+      for (int state = 0; state < 3; ++state) {
+        f->Add(Metric::kNodeSlots, {{"node", CleanLabel(node.name)}, {"kind", kKinds[kind]}, {"state", kStates[state]}},
+               static_cast<double>(node.slots[kind][state]));
+      }
+    }
+  }
+}
+
+void AddDisk(Families* f, const char* folder, const std::string& path) {
+  struct statvfs disk;
+  if (path.empty() || statvfs(path.c_str(), &disk) != 0) return;
+  f->Add(Metric::kDiskFreeBytes, {{"folder", folder}}, static_cast<double>(disk.f_bavail) * static_cast<double>(disk.f_frsize));
+  f->Add(Metric::kDiskSizeBytes, {{"folder", folder}}, static_cast<double>(disk.f_blocks) * static_cast<double>(disk.f_frsize));
 }
 
 class Collector : public prometheus::Collectable {
  public:
-  Collector(std::function<absl::StatusOr<Overview>()> look, std::string version, std::string commit)
-      : look_(std::move(look)), version_(std::move(version)), commit_(std::move(commit)) {}
+  Collector(std::function<absl::StatusOr<Overview>()> look, ExporterOptions options)
+      : look_(std::move(look)), options_(std::move(options)), costs_(&Clock::System()) {}
+
   std::vector<MetricFamily> Collect() const override {
+    std::lock_guard lock(mutex_);
+    const auto begin = Clock::System().Monotonic();
     absl::StatusOr<Overview> overview = look_();
     if (!overview.ok()) return {};
-    return FamiliesOf(*overview, version_, commit_);
+    costs_.BeginScrape();
+    auto families = FamiliesOf(*overview, options_, {scrapes_, seconds_}, &costs_);
+    ++scrapes_;
+    seconds_ += std::chrono::duration<double>(Clock::System().Monotonic() - begin).count();
+    return families;
   }
 
  private:
   const std::function<absl::StatusOr<Overview>()> look_;
-  const std::string version_, commit_;
+  const ExporterOptions options_;
+  mutable std::mutex mutex_;   // one scrape at a time
+  mutable JobCosts costs_;
+  mutable int64_t scrapes_ = 0;
+  mutable double seconds_ = 0;
 };
 
 }  // namespace
@@ -113,27 +240,40 @@ std::string CleanLabel(const std::string& text) {
   return clean;
 }
 
-std::vector<MetricFamily> FamiliesOf(const Overview& overview, const std::string& version, const std::string& commit) {
+std::vector<MetricFamily> FamiliesOf(const Overview& overview, const ExporterOptions& options, const ScrapeCount& scrapes, JobCosts* costs) {
   Families f;
-  f.Gauge("hierad_build_info", "The running hierad.", {{"version", CleanLabel(version)}, {"commit", CleanLabel(commit)}}, 1);
+  f.Add(Metric::kBuildInfo, {{"version", CleanLabel(options.version)}, {"commit", CleanLabel(options.commit)}}, 1);
+  f.Add(Metric::kResidentBytes, {}, ResidentBytes());
   // Every state, also where there is none: a series that comes and goes breaks rates and alerts.
   for (v1::JobState state : {v1::QUEUED, v1::STARTING, v1::RUNNING, v1::STOPPING, v1::PAUSED, v1::SUCCEEDED, v1::FAILED, v1::CANCELLED}) {
     double count = 0;
     for (const auto& [known, jobs] : overview.jobs_by_state) {
       if (known == state) count = static_cast<double>(jobs);
     }
-    f.Gauge("hierad_jobs", "Jobs by state, ended ones included.", {{"state", Word(v1::JobState_Name(state))}}, count);
+    f.Add(Metric::kJobs, {{"state", Word(v1::JobState_Name(state))}}, count);
   }
-  const char* slots_help = "Slots by state: free, busy, or on a node that is not connected.";
-  f.Gauge("hierad_slots", slots_help, {{"state", "free"}}, static_cast<double>(overview.slots_free));
-  f.Gauge("hierad_slots", slots_help, {{"state", "busy"}}, static_cast<double>(overview.slots_busy));
-  f.Gauge("hierad_slots", slots_help, {{"state", "lost"}}, static_cast<double>(overview.slots_lost));
-  f.Gauge("hierad_nodes", "Nodes by state.", {{"state", "connected"}}, static_cast<double>(overview.nodes_connected));
-  f.Gauge("hierad_nodes", "Nodes by state.", {{"state", "lost"}}, static_cast<double>(overview.nodes_lost));
-  f.Counter("hierad_store_errors_total", "Commits that the store refused since hierad started.", {}, static_cast<double>(overview.store_errors));
-  f.Gauge("process_resident_memory_bytes", "Resident memory of hierad.", {}, ResidentBytes());
-  for (const v1::Job& job : overview.live) AddJob(&f, job);
-  return std::move(f.all);
+  const int64_t since = overview.queue_waits_since_ms;
+  f.Add(Metric::kQueueWaitSeconds, {}, since > 0 ? Seconds(std::max<int64_t>(0, overview.now_ms - since)) : 0);
+  f.Add(Metric::kSlots, {{"state", "free"}}, static_cast<double>(overview.slots_free));
+  f.Add(Metric::kSlots, {{"state", "busy"}}, static_cast<double>(overview.slots_busy));
+  f.Add(Metric::kSlots, {{"state", "lost"}}, static_cast<double>(overview.slots_lost));
+  f.Add(Metric::kNodes, {{"state", "connected"}}, static_cast<double>(overview.nodes_connected));
+  f.Add(Metric::kNodes, {{"state", "lost"}}, static_cast<double>(overview.nodes_lost));
+  f.Add(Metric::kSessions, {{"kind", "agent"}}, static_cast<double>(overview.agent_sessions));
+  f.Add(Metric::kSessions, {{"kind", "worker"}}, static_cast<double>(overview.worker_sessions));
+  f.Add(Metric::kDecisionSeconds, {}, overview.decisions);
+  f.Add(Metric::kCommitSeconds, {}, overview.commits);
+  f.Add(Metric::kStoreErrors, {}, static_cast<double>(overview.store_errors));
+  f.Add(Metric::kHistoryErrors, {}, static_cast<double>(overview.history_errors));
+  AddDisk(&f, "state", options.state_folder);
+  AddDisk(&f, "runs", options.runs_folder);
+  f.Add(Metric::kScrapes, {}, static_cast<double>(scrapes.scrapes));
+  f.Add(Metric::kScrapeSeconds, {}, scrapes.seconds);
+  AddNodes(&f, overview);
+  for (const Overview::JobLook& look : overview.jobs) {
+    AddJob(&f, look, overview.now_ms, costs != nullptr && !IsTerminal(look.job.state()) ? costs->Of(look.job.spec(), look.card) : std::nullopt);
+  }
+  return f.Take();
 }
 
 Exporter::Exporter() = default;
@@ -152,8 +292,8 @@ absl::StatusOr<std::unique_ptr<Exporter>> Exporter::Listen(const std::string& ad
   return exporter;
 }
 
-void Exporter::Serve(std::function<absl::StatusOr<Overview>()> look, std::string version, std::string commit) {
-  collectable_ = std::make_shared<Collector>(std::move(look), std::move(version), std::move(commit));
+void Exporter::Serve(std::function<absl::StatusOr<Overview>()> look, ExporterOptions options) {
+  collectable_ = std::make_shared<Collector>(std::move(look), std::move(options));
   exposer_->RegisterCollectable(collectable_);
 }
 

@@ -1,5 +1,5 @@
-// Prometheus' view: /metrics over HTTP. Every scrape asks the coordinator, so a job's series end with the job.
-// The list of metrics is docs/metrics.md.
+// Prometheus' view: /metrics over HTTP. Every scrape asks the coordinator, so a job's series leave some minutes after its
+// end, a rank's with its attempt. The metrics are those of metric_table.h.
 #pragma once
 
 #include <prometheus/collectable.h>
@@ -13,6 +13,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "server/coordinator.h"
+#include "server/job_cost.h"
 
 namespace prometheus {
 class Exposer;
@@ -23,8 +24,17 @@ namespace hierad {
 // `text` as a label's value: valid UTF-8 (other bytes become U+FFFD), at most 128 bytes, cut between characters.
 std::string CleanLabel(const std::string& text);
 
-// What a scrape shows for this overview. Pure.
-std::vector<prometheus::MetricFamily> FamiliesOf(const Overview& overview, const std::string& version, const std::string& commit);
+struct ExporterOptions {
+  std::string version, commit;
+  std::string state_folder, runs_folder;   // whose disks are shown; empty: not
+};
+struct ScrapeCount {
+  int64_t scrapes = 0;
+  double seconds = 0;
+};
+
+// What a scrape shows for this overview. `costs` null: nothing of the plan.
+std::vector<prometheus::MetricFamily> FamiliesOf(const Overview& overview, const ExporterOptions& options, const ScrapeCount& scrapes, JobCosts* costs);
 
 class Exporter {
  public:
@@ -33,7 +43,7 @@ class Exporter {
   ~Exporter();
 
   // `look` is called on HTTP threads, and may block for a moment.
-  void Serve(std::function<absl::StatusOr<Overview>()> look, std::string version, std::string commit);
+  void Serve(std::function<absl::StatusOr<Overview>()> look, ExporterOptions options);
   int port() const;   // for address with port 0
 
  private:

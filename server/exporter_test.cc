@@ -12,7 +12,11 @@
 #include <sstream>
 
 #include "absl/strings/str_cat.h"
+#include "base/fs.h"
+#include "base/job_yaml.h"
+#include "base/plan/plan_report.h"
 #include "base/text.h"
+#include "server/metric_table.h"
 
 namespace hierad {
 namespace {
@@ -23,7 +27,10 @@ Overview OneJob(const std::string& name) {
   Overview overview;
   overview.jobs_by_state = {{v1::RUNNING, 1}, {v1::FAILED, 3}};
   overview.slots_busy = 2;
-  v1::Job& job = overview.live.emplace_back();
+  overview.now_ms = 2'000'000;
+  Overview::JobLook& look = overview.jobs.emplace_back();
+  look.card = "NVIDIA H200";
+  v1::Job& job = look.job;
   job.set_id(7);
   job.mutable_spec()->set_name(name);
   job.set_submitter("me");
@@ -34,6 +41,27 @@ Overview OneJob(const std::string& name) {
   job.mutable_last()->set_grad_norm(1.5);
   job.mutable_last()->set_lr(1e-4);
   job.set_samples_per_s(99.5);
+  job.mutable_last()->set_step_s(0.5);
+  job.mutable_last()->set_data_wait_s(0.125);
+  job.mutable_last()->set_forward_s(0.125);
+  job.mutable_last()->set_backward_s(0.125);
+  FillDefaults(job.mutable_spec());
+  v1::Restart* restart = job.add_restarts();
+  restart->set_reason(v1::REASON_CUDA_OOM);
+  restart->set_count(1);
+  v1::RankView* rank = job.add_ranks();
+  rank->set_last_seen_ms(1'999'000);
+  rank->mutable_totals()->set_step_count(10);
+  rank->mutable_totals()->set_step_s(5);
+  rank->mutable_totals()->set_data_wait_s(1);
+  rank->mutable_totals()->set_memory_bytes(1 << 30);
+  rank->mutable_totals()->set_checkpoint_count(2);
+  rank->mutable_totals()->set_checkpoint_s(0.75);
+  Overview::NodeLook& node = overview.nodes.emplace_back();
+  node.name = "node-1";
+  node.connected = true;
+  node.slots[1][1] = 2;
+  overview.decisions.Add(std::chrono::microseconds(200));
   return overview;
 }
 
@@ -93,7 +121,7 @@ class ExporterTest : public testing::Test {
     auto exporter = Exporter::Listen("127.0.0.1:0");
     EXPECT_TRUE(exporter.ok()) << exporter.status();
     exporter_ = *std::move(exporter);
-    exporter_->Serve([this] { return overview_; }, "1.0", "abc");
+    exporter_->Serve([this] { return overview_; }, {"1.0", "abc", "/", ""});
   }
   Samples Get() { return Parse(Scrape(exporter_->port())); }
   static double Value(const Samples& samples, const std::string& name) {
@@ -118,6 +146,102 @@ TEST_F(ExporterTest, ShowsAJob) {
   EXPECT_EQ(samples.find("hierad_job_info")->second.first.at("name"), "my-job");
   EXPECT_EQ(samples.find("hierad_job_info")->second.first.at("state"), "running");
   EXPECT_EQ(samples.count("hierad_jobs"), 8u);   // one a state, zeros included
+  EXPECT_EQ(samples.find("hierad_job_restarts_total")->second.first.at("class"), "cuda_oom");
+  EXPECT_EQ(Value(samples, "hierad_job_checkpoint_seconds"), 0.75);
+  EXPECT_EQ(Value(samples, "hierad_rank_report_age_seconds"), 1);
+  EXPECT_EQ(Value(samples, "hierad_rank_memory_bytes"), 1 << 30);
+  EXPECT_EQ(samples.count("hierad_decision_seconds_bucket"), Latency::kBounds.size() + 1);
+  EXPECT_EQ(Value(samples, "hierad_decision_seconds_count"), 1);
+  EXPECT_EQ(samples.count("hierad_node_slots"), 3u);
+  EXPECT_GT(Value(samples, "hierad_disk_free_bytes"), 0);
+  // The parts of a step are the step.
+  double parts = 0;
+  for (auto [at, end] = samples.equal_range("hierad_job_phase_seconds"); at != end; ++at) parts += std::stod(at->second.second);
+  EXPECT_DOUBLE_EQ(parts, 0.5);
+  // Arithmetic by hand: the plan's operations in half a second, over what the card reaches.
+  const double flops = Value(samples, "hierad_job_step_flops"), floor = Value(samples, "hierad_job_step_floor_seconds");
+  EXPECT_GT(flops, 1e9);
+  EXPECT_NEAR(Value(samples, "hierad_job_mfu_ratio"), flops / (0.5 * FindCard("H200")->fp32_flops), 1e-6);
+  EXPECT_NEAR(Value(samples, "hierad_job_floor_ratio"), 0.5 / floor, 1e-3 * 0.5 / floor);
+}
+
+// What the plan says of a step needs no known card; the rest does.
+TEST_F(ExporterTest, AnUnknownCardHasNoRates) {
+  Overview overview = OneJob("a");
+  overview.jobs[0].card = "Some CPU @ 2.0 GHz";
+  overview_ = overview;
+  const Samples samples = Get();
+  EXPECT_EQ(samples.count("hierad_job_step_flops"), 1u);
+  EXPECT_EQ(samples.count("hierad_job_mfu_ratio") + samples.count("hierad_job_floor_ratio"), 0u);
+}
+
+TEST_F(ExporterTest, AnEndedJobShowsItsEndOnly) {
+  Overview overview = OneJob("a");
+  overview.jobs[0].job.set_state(v1::SUCCEEDED);
+  overview.jobs[0].job.set_finished_ms(5000);
+  overview_ = overview;
+  const Samples samples = Get();
+  EXPECT_EQ(samples.find("hierad_job_info")->second.first.at("state"), "succeeded");
+  EXPECT_EQ(Value(samples, "hierad_job_finished_timestamp_seconds"), 5);
+  EXPECT_EQ(Value(samples, "hierad_job_loss"), 0.25);
+  for (const char* name : {"hierad_job_samples_per_second", "hierad_job_step_seconds", "hierad_rank_step", "hierad_job_mfu_ratio"}) {
+    EXPECT_EQ(samples.count(name), 0u) << name;
+  }
+}
+
+// As Prometheus' own tool reads it, hostile names included.
+TEST_F(ExporterTest, PromtoolFindsNothing) {
+  Overview overview = OneJob("quote\"d back\\slash\nline \xff");
+  overview.jobs.push_back(overview.jobs[0]);
+  overview.jobs.back().job.set_id(8);
+  overview.jobs.back().job.mutable_spec()->set_name(std::string(2000, '"'));
+  overview.jobs.back().job.mutable_last()->set_loss(std::nan(""));
+  overview.jobs.back().job.set_best_eval_loss(0.5);
+  overview.jobs.back().job.set_checkpoint_ms(5);
+  overview.jobs.back().job.set_started_ms(5);
+  overview_ = overview;
+  const std::string text = Scrape(exporter_->port());
+  const std::string path = testing::TempDir() + absl::StrCat("/hierad_scrape_", getpid());
+  ASSERT_TRUE(WriteFileAtomic(path, text).ok());
+  FILE* tool = popen(absl::StrCat("promtool check metrics <", path, " 2>&1").c_str(), "r");
+  std::string said(4096, '\0');
+  said.resize(fread(said.data(), 1, said.size(), tool));
+  EXPECT_EQ(pclose(tool), 0) << said << "(promtool comes with Debian's package prometheus; tools/setup installs it)";
+  unlink(path.c_str());
+}
+
+// Of every line of the table a live or an ended job shows something, so that no name is a promise only.
+TEST_F(ExporterTest, TheTableHasNoDeadLines) {
+  Overview overview = OneJob("a");
+  v1::Job& job = overview.jobs[0].job;
+  job.set_best_eval_loss(0.5);
+  job.set_checkpoint_ms(5);
+  job.set_started_ms(5);
+  overview.nodes[0].last_seen_ms = 1;
+  overview.jobs.push_back(overview.jobs[0]);
+  overview.jobs.back().job.set_id(8);
+  overview.jobs.back().job.set_state(v1::FAILED);
+  overview_ = overview;
+  const std::string text = Scrape(exporter_->port());
+  for (const MetricGroup& group : MetricGroups()) {
+    for (const MetricInfo& info : group.metrics) EXPECT_THAT(text, HasSubstr(absl::StrCat("# HELP ", info.name, " "))) << info.name;
+  }
+}
+
+// docs/metrics.md is made from the table; HIERAD_WRITE_REFERENCE=1 writes it anew.
+TEST(MetricsPage, IsTheTable) {
+  const std::string path = absl::StrCat(getenv("HIERAD_SOURCE_DIR"), "/docs/metrics.md");
+  const std::string begin = "<!-- from server/metric_table.cc -->\n", end = "<!-- end -->\n";
+  auto page = ReadFile(path, 1 << 20);
+  ASSERT_TRUE(page.ok()) << page.status();
+  const size_t from = page->find(begin), to = page->find(end);
+  ASSERT_TRUE(from != std::string::npos && to != std::string::npos) << path << " lacks its marks";
+  const std::string made = page->substr(0, from + begin.size()) + MetricTables() + page->substr(to);
+  if (getenv("HIERAD_WRITE_REFERENCE") != nullptr) {
+    ASSERT_TRUE(WriteFileAtomic(path, made).ok());
+    return;
+  }
+  EXPECT_EQ(*page, made) << "write it anew: HIERAD_WRITE_REFERENCE=1 HIERAD_SOURCE_DIR=$PWD build/release/bin/tests/server_parts_test";
 }
 
 TEST_F(ExporterTest, HostileNamesHurtNobody) {
@@ -151,13 +275,13 @@ TEST_F(ExporterTest, SeriesLeaveWithTheJob) {
   EXPECT_EQ(Get().count("hierad_job_step"), 1u);
   overview_ = Overview();
   const Samples samples = Get();
-  for (const auto& [name, sample] : samples) EXPECT_EQ(sample.first.count("job_id"), 0u) << name;
+  for (const auto& [name, sample] : samples) EXPECT_EQ(sample.first.count("job_id") + sample.first.count("node"), 0u) << name;
 }
 
 TEST_F(ExporterTest, NonFiniteValuesParse) {
   Overview overview = OneJob("a");
-  overview.live[0].mutable_last()->set_loss(std::nan(""));
-  overview.live[0].mutable_last()->set_grad_norm(INFINITY);
+  overview.jobs[0].job.mutable_last()->set_loss(std::nan(""));
+  overview.jobs[0].job.mutable_last()->set_grad_norm(INFINITY);
   overview_ = overview;
   const Samples samples = Get();
   EXPECT_EQ(samples.find("hierad_job_loss")->second.second, "Nan");

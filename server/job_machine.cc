@@ -29,24 +29,30 @@ constexpr Rule kTable[] = {
     {v1::QUEUED, IndexOf<Placed>(), JobAction::kStart},
     {v1::QUEUED, IndexOf<PlacementFailed>(), JobAction::kFailPlacement},
     {v1::QUEUED, IndexOf<CancelAsked>(), JobAction::kCancelAtRest},
+    {v1::QUEUED, IndexOf<PauseAsked>(), JobAction::kPauseAtRest},
 
     {v1::STARTING, IndexOf<ProcessSeen>(), JobAction::kNoteProcess},
     {v1::STARTING, IndexOf<AllTraining>(), JobAction::kRun},
     {v1::STARTING, IndexOf<RankEnded>(), JobAction::kNoteEnd},
     {v1::STARTING, IndexOf<RankGone>(), JobAction::kNoteGone},
     {v1::STARTING, IndexOf<CancelAsked>(), JobAction::kStop},
+    {v1::STARTING, IndexOf<PauseAsked>(), JobAction::kPause},
 
     {v1::RUNNING, IndexOf<ProcessSeen>(), JobAction::kNoteProcess},
     {v1::RUNNING, IndexOf<RankEnded>(), JobAction::kNoteEnd},
     {v1::RUNNING, IndexOf<RankGone>(), JobAction::kNoteGone},
     {v1::RUNNING, IndexOf<CancelAsked>(), JobAction::kStop},
+    {v1::RUNNING, IndexOf<PauseAsked>(), JobAction::kPause},
 
     {v1::STOPPING, IndexOf<ProcessSeen>(), JobAction::kNoteProcess},
     {v1::STOPPING, IndexOf<RankEnded>(), JobAction::kNoteEnd},
     {v1::STOPPING, IndexOf<RankGone>(), JobAction::kNoteGone},
     {v1::STOPPING, IndexOf<CancelAsked>(), JobAction::kStop},
+    {v1::STOPPING, IndexOf<PauseAsked>(), JobAction::kPause},
+    {v1::STOPPING, IndexOf<ResumeAsked>(), JobAction::kUnpause},
 
     {v1::PAUSED, IndexOf<CancelAsked>(), JobAction::kCancelAtRest},
+    {v1::PAUSED, IndexOf<ResumeAsked>(), JobAction::kResume},
 };
 
 std::string Sentence(const std::string& text) { return PrintableSentence(text, limits::kMessageBytes); }
@@ -87,15 +93,23 @@ void End(JobStep* step, v1::JobState state, v1::Reason reason, const std::string
   step->row.retry_at_ms = 0;
 }
 
+void Pause(JobStep* step, const std::string& message) {
+  JobRow& row = step->row;
+  row.state = v1::PAUSED;
+  row.message = Sentence(message);
+  row.retry_at_ms = 0;
+}
+
 // The attempt ended with row.reason and row.message: again, or the end.
 void RetryOrFail(JobStep* step, int64_t now) {
   JobRow& row = step->row;
-  if (IsFinal(row.reason)) {
-    End(step, row.reason == v1::REASON_CANCELLED ? v1::CANCELLED : v1::FAILED, row.reason, row.message, now);
+  if (row.reason == v1::REASON_CANCELLED) {
+    End(step, v1::CANCELLED, row.reason, row.message, now);
     return;
   }
-  int64_t wait_ms = 0;
-  if (row.reason != v1::REASON_PREEMPTED) {   // being asked to make room is no failure
+  const RetryRule rule = RuleFor(row.spec.retry(), row.reason);
+  const int of_class = ++row.failures_of[row.reason];
+  if (rule.counts) {
     const bool repeats = row.failures > 0 && MayRepeat(row.reason) && !row.killed_outside &&
                          row.reason == row.failed_reason && row.step == row.failed_step;
     ++row.failures;
@@ -106,14 +120,21 @@ void RetryOrFail(JobStep* step, int64_t now) {
           absl::StrCat("failed the same way twice at step ", row.step, ", so it is not tried again: ", row.message), now);
       return;
     }
-    if (row.failures >= row.spec.retry().max_attempts()) {
-      End(step, v1::FAILED, row.reason,
-          row.failures == 1 ? row.message : absl::StrCat("failed ", row.failures, " times (retry.max_attempts); the last: ", row.message),
-          now);
-      return;
-    }
-    wait_ms = BackoffMs(row.spec.retry(), row.failures);
   }
+  const bool class_used_up = rule.retries && of_class > *rule.retries;
+  if (class_used_up || (rule.counts && row.failures >= row.spec.retry().max_attempts())) {
+    const int times = class_used_up ? of_class : row.failures;
+    End(step, v1::FAILED, row.reason,
+        times == 1 ? row.message
+                   : absl::StrCat("failed ", times, " times (retry.", class_used_up ? rule.key : "max_attempts", "); the last: ", row.message), now);
+    return;
+  }
+  if (row.desired == v1::DESIRED_PAUSE) {
+    Pause(step, row.reason == v1::REASON_PREEMPTED ? absl::StrCat("paused by the user at step ", row.step)
+                                                   : absl::StrCat("paused; its last attempt ended: ", row.message));
+    return;
+  }
+  const int64_t wait_ms = BackoffMs(rule.backoff_s, of_class);
   row.state = v1::QUEUED;
   row.retry_at_ms = wait_ms > 0 ? now + wait_ms : 0;
 }
@@ -220,10 +241,11 @@ void FailPlacement(JobStep* step, const PlacementFailed& event, int64_t now) {
   RetryOrFail(step, now);
 }
 
-void Stop(JobStep* step) {
+// Ends the attempt by the user's wish; a cancel is never taken back.
+void Stop(JobStep* step, v1::DesiredState wish) {
   JobRow& row = step->row;
-  if (row.desired == v1::DESIRED_CANCEL) return;
-  row.desired = v1::DESIRED_CANCEL;
+  if (row.desired == v1::DESIRED_CANCEL || row.desired == wish) return;
+  row.desired = wish;
   step->changed = true;
   if (row.state == v1::STOPPING) return;
   row.state = v1::STOPPING;
@@ -269,7 +291,24 @@ JobStep Apply(const JobRow& row, const JobEvent& event, int64_t now_unix_ms) {
       NoteGone(&step, std::get<RankGone>(event), now_unix_ms);
       break;
     case JobAction::kStop:
-      Stop(&step);
+      Stop(&step, v1::DESIRED_CANCEL);
+      break;
+    case JobAction::kPause:
+      Stop(&step, v1::DESIRED_PAUSE);
+      break;
+    case JobAction::kPauseAtRest:
+      step.row.desired = v1::DESIRED_PAUSE;
+      step.changed = true;
+      Pause(&step, "paused by the user");
+      break;
+    case JobAction::kResume:
+      step.row.state = v1::QUEUED;
+      step.row.message.clear();
+      step.row.reason = v1::REASON_UNSPECIFIED;
+      [[fallthrough]];
+    case JobAction::kUnpause:
+      step.changed = step.row.desired == v1::DESIRED_PAUSE;
+      if (step.changed) step.row.desired = v1::DESIRED_RUN;
       break;
     case JobAction::kCancelAtRest:
       step.row.desired = v1::DESIRED_CANCEL;
@@ -280,13 +319,40 @@ JobStep Apply(const JobRow& row, const JobEvent& event, int64_t now_unix_ms) {
   return step;
 }
 
-bool IsFinal(v1::Reason reason) {
-  return reason == v1::REASON_USER_ERROR || reason == v1::REASON_DATA_ERROR || reason == v1::REASON_NUMERICS ||
-         reason == v1::REASON_CANCELLED || reason == v1::REASON_COMPLETED;
+RetryRule RuleFor(const v1::RetrySpec& r, v1::Reason reason) {
+  // A class that the job says nothing of: those that a retry cannot mend are not retried.
+  const auto rule = [&r](const char* key, bool has_retries, int retries, bool mendable, bool has_backoff, double backoff_s) {
+    RetryRule made{std::nullopt, has_backoff ? backoff_s : r.backoff_s(), key, true};
+    if (has_retries) made.retries = retries;
+    else if (!mendable) made.retries = 0;
+    return made;
+  };
+#define HIERAD_RULE(name, mendable) \
+  rule(#name "_retries", r.has_##name##_retries(), r.name##_retries(), mendable, r.has_##name##_backoff_s(), r.name##_backoff_s())
+  switch (reason) {
+    case v1::REASON_USER_ERROR: return HIERAD_RULE(user_error, false);
+    case v1::REASON_DATA_ERROR: return HIERAD_RULE(data_error, false);
+    case v1::REASON_NUMERICS: return HIERAD_RULE(numerics, false);
+    case v1::REASON_CHECKPOINT: return HIERAD_RULE(checkpoint, true);
+    case v1::REASON_HOST_OOM: return HIERAD_RULE(host_oom, true);
+    case v1::REASON_CUDA_OOM: return HIERAD_RULE(cuda_oom, true);
+    case v1::REASON_PEER_LOST: return HIERAD_RULE(peer_lost, true);
+    case v1::REASON_GPU_FAULT: return HIERAD_RULE(gpu_fault, true);
+    case v1::REASON_HANG: return HIERAD_RULE(hang, true);
+    case v1::REASON_NODE_LOST: return HIERAD_RULE(node_lost, true);
+    case v1::REASON_PREEMPTED: {
+      RetryRule made = HIERAD_RULE(preempted, true);
+      if (!r.has_preempted_backoff_s()) made.backoff_s = 0;
+      made.counts = false;   // being asked to make room is no failure
+      return made;
+    }
+    default: return HIERAD_RULE(unknown, true);
+  }
+#undef HIERAD_RULE
 }
 
-int64_t BackoffMs(const v1::RetrySpec& retry, int failures) {
-  const double seconds = std::min(60.0, retry.backoff_s() * std::pow(2.0, std::clamp(failures - 1, 0, 30)));
+int64_t BackoffMs(double backoff_s, int failures) {
+  const double seconds = std::min(std::max(60.0, backoff_s), backoff_s * std::pow(2.0, std::clamp(failures - 1, 0, 30)));
   return static_cast<int64_t>(std::lround(seconds * 1000));
 }
 

@@ -2,6 +2,7 @@
 // does what in which state; an event that is not in the table for a state changes nothing. No I/O, no clock, no locks.
 #pragma once
 
+#include <optional>
 #include <string>
 #include <variant>
 #include <vector>
@@ -39,8 +40,11 @@ struct RankGone {
   int rank;
 };
 struct CancelAsked {};
+struct PauseAsked {};
+struct ResumeAsked {};
 
-using JobEvent = std::variant<Placed, PlacementFailed, ProcessSeen, AllTraining, RankEnded, RankGone, CancelAsked>;
+using JobEvent =
+    std::variant<Placed, PlacementFailed, ProcessSeen, AllTraining, RankEnded, RankGone, CancelAsked, PauseAsked, ResumeAsked>;
 inline constexpr int kJobEventKinds = std::variant_size_v<JobEvent>;
 
 enum class JobAction {
@@ -53,6 +57,10 @@ enum class JobAction {
   kNoteGone,         // the last one concludes the attempt
   kStop,             // cancel: end the attempt
   kCancelAtRest,     // cancel: nothing runs
+  kPause,            // end the attempt at a checkpoint
+  kPauseAtRest,      // leave the queue
+  kResume,           // back to the queue
+  kUnpause,          // the attempt that ends for a pause is followed by another
 };
 
 // What the table says. Out-of-table pairs: kIgnore.
@@ -69,9 +77,18 @@ struct JobStep {
 
 JobStep Apply(const JobRow& row, const JobEvent& event, int64_t now_unix_ms);
 
-// Never retried: running it again would end the same way, or it was asked for.
-bool IsFinal(v1::Reason reason);
-// Wait before the next attempt after `failures` failed ones (>= 1), milliseconds; doubles each time, at most a minute.
-int64_t BackoffMs(const v1::RetrySpec& retry, int failures);
+// How often attempts that end for a reason are made again, of job.yaml's retry section.
+struct RetryRule {
+  std::optional<int> retries;   // none: as often as max_attempts allows
+  double backoff_s = 0;         // before the first
+  const char* key = "";         // "hang_retries"
+  bool counts = true;           // against max_attempts
+};
+RetryRule RuleFor(const v1::RetrySpec& retry, v1::Reason reason);
+
+// Wait before the next attempt after `failures` of a class (>= 1), milliseconds: doubles each time, up to a minute or to
+// the first wait if that is more.
+int64_t BackoffMs(double backoff_s, int failures);
+inline constexpr int64_t kLongestBackoffMs = 86'400'000;
 
 }  // namespace hierad

@@ -49,19 +49,19 @@ JobRow FailAttempt(JobRow row, v1::Reason reason, int64_t step, int64_t now = kN
 // Written out by hand, so that a changed table must be changed here too.
 TEST(JobMachine, EveryPairOfStateAndEvent) {
   using A = JobAction;
-  // Placed, PlacementFailed, ProcessSeen, AllTraining, RankEnded, RankGone, CancelAsked
+  // Placed, PlacementFailed, ProcessSeen, AllTraining, RankEnded, RankGone, CancelAsked, PauseAsked, ResumeAsked
   const std::map<v1::JobState, std::vector<A>> expected = {
-      {v1::QUEUED, {A::kStart, A::kFailPlacement, A::kIgnore, A::kIgnore, A::kIgnore, A::kIgnore, A::kCancelAtRest}},
-      {v1::STARTING, {A::kIgnore, A::kIgnore, A::kNoteProcess, A::kRun, A::kNoteEnd, A::kNoteGone, A::kStop}},
-      {v1::RUNNING, {A::kIgnore, A::kIgnore, A::kNoteProcess, A::kIgnore, A::kNoteEnd, A::kNoteGone, A::kStop}},
-      {v1::STOPPING, {A::kIgnore, A::kIgnore, A::kNoteProcess, A::kIgnore, A::kNoteEnd, A::kNoteGone, A::kStop}},
-      {v1::PAUSED, {A::kIgnore, A::kIgnore, A::kIgnore, A::kIgnore, A::kIgnore, A::kIgnore, A::kCancelAtRest}},
-      {v1::SUCCEEDED, std::vector<A>(7, A::kIgnore)},
-      {v1::FAILED, std::vector<A>(7, A::kIgnore)},
-      {v1::CANCELLED, std::vector<A>(7, A::kIgnore)},
+      {v1::QUEUED, {A::kStart, A::kFailPlacement, A::kIgnore, A::kIgnore, A::kIgnore, A::kIgnore, A::kCancelAtRest, A::kPauseAtRest, A::kIgnore}},
+      {v1::STARTING, {A::kIgnore, A::kIgnore, A::kNoteProcess, A::kRun, A::kNoteEnd, A::kNoteGone, A::kStop, A::kPause, A::kIgnore}},
+      {v1::RUNNING, {A::kIgnore, A::kIgnore, A::kNoteProcess, A::kIgnore, A::kNoteEnd, A::kNoteGone, A::kStop, A::kPause, A::kIgnore}},
+      {v1::STOPPING, {A::kIgnore, A::kIgnore, A::kNoteProcess, A::kIgnore, A::kNoteEnd, A::kNoteGone, A::kStop, A::kPause, A::kUnpause}},
+      {v1::PAUSED, {A::kIgnore, A::kIgnore, A::kIgnore, A::kIgnore, A::kIgnore, A::kIgnore, A::kCancelAtRest, A::kIgnore, A::kResume}},
+      {v1::SUCCEEDED, std::vector<A>(9, A::kIgnore)},
+      {v1::FAILED, std::vector<A>(9, A::kIgnore)},
+      {v1::CANCELLED, std::vector<A>(9, A::kIgnore)},
   };
   const std::vector<JobEvent> events = {PlacedOn(2), PlacementFailed{v1::REASON_USER_ERROR, "x"}, ProcessSeen{0, 42}, AllTraining{},
-                                        Ended(0, v1::REASON_CRASHED), RankGone{0}, CancelAsked{}};
+                                        Ended(0, v1::REASON_CRASHED), RankGone{0}, CancelAsked{}, PauseAsked{}, ResumeAsked{}};
   ASSERT_EQ(events.size(), static_cast<size_t>(kJobEventKinds));
   for (const auto& [state, actions] : expected) {
     for (size_t e = 0; e < events.size(); ++e) {
@@ -69,6 +69,7 @@ TEST(JobMachine, EveryPairOfStateAndEvent) {
       EXPECT_EQ(ActionFor(state, e), actions[e]) << v1::JobState_Name(state) << " event " << e;
       JobRow row = Running();
       row.state = state;
+      if (events[e].index() == 8) row.desired = v1::DESIRED_PAUSE;
       const JobStep step = Apply(row, events[e], kNow);
       EXPECT_EQ(step.changed, actions[e] != A::kIgnore) << v1::JobState_Name(state) << " event " << e;
       if (actions[e] == A::kIgnore) {
@@ -197,18 +198,77 @@ TEST(JobMachine, KilledFromOutsideTwiceAtTheSameStepIsTriedAgain) {
   }
 }
 
-TEST(JobMachine, BackoffDoublesUpToAMinute) {
-  v1::RetrySpec retry;
-  retry.set_backoff_s(1.5);
-  EXPECT_EQ(BackoffMs(retry, 1), 1500);
-  EXPECT_EQ(BackoffMs(retry, 2), 3000);
-  EXPECT_EQ(BackoffMs(retry, 3), 6000);
-  EXPECT_EQ(BackoffMs(retry, 7), 60000);
-  EXPECT_EQ(BackoffMs(retry, 1000), 60000);
-  retry.set_backoff_s(0);
-  EXPECT_EQ(BackoffMs(retry, 5), 0);
-  retry.set_backoff_s(86400);
-  EXPECT_EQ(BackoffMs(retry, 1), 60000);
+TEST(JobMachine, BackoffDoublesUpToAMinuteOrItsFirst) {
+  EXPECT_EQ(BackoffMs(1.5, 1), 1500);
+  EXPECT_EQ(BackoffMs(1.5, 2), 3000);
+  EXPECT_EQ(BackoffMs(1.5, 3), 6000);
+  EXPECT_EQ(BackoffMs(1.5, 7), 60000);
+  EXPECT_EQ(BackoffMs(1.5, 1000), 60000);
+  EXPECT_EQ(BackoffMs(0, 5), 0);
+  EXPECT_EQ(BackoffMs(600, 3), 600000);
+}
+
+TEST(JobMachine, EachClassHasItsOwnCountAndWait) {
+  JobRow row = Running(2, 100);
+  row.spec.mutable_retry()->set_hang_retries(2);
+  row.spec.mutable_retry()->set_gpu_fault_retries(1);
+  row.spec.mutable_retry()->set_gpu_fault_backoff_s(30);
+  row = FailAttempt(row, v1::REASON_HANG, 10);
+  EXPECT_EQ(row.retry_at_ms, kNow + 1000);   // retry.backoff_s
+  row = FailAttempt(row, v1::REASON_GPU_FAULT, 20);
+  EXPECT_EQ(row.state, v1::QUEUED);
+  EXPECT_EQ(row.retry_at_ms, kNow + 30000);  // its own, and the first of its class
+  row = FailAttempt(row, v1::REASON_HANG, 30);
+  EXPECT_EQ(row.state, v1::QUEUED);
+  EXPECT_EQ(row.retry_at_ms, kNow + 2000);
+  row = FailAttempt(row, v1::REASON_HANG, 40);
+  EXPECT_EQ(row.state, v1::FAILED);
+  EXPECT_THAT(row.message, testing::AllOf(testing::HasSubstr("3 times"), testing::HasSubstr("retry.hang_retries"), testing::HasSubstr("why")));
+  EXPECT_EQ(row.failures_of.at(v1::REASON_HANG), 3);
+  EXPECT_EQ(row.failures_of.at(v1::REASON_GPU_FAULT), 1);
+}
+
+TEST(JobMachine, AUserErrorIsRetriedWhereTheJobSaysSo) {
+  JobRow row = Running();
+  row.spec.mutable_retry()->set_data_error_retries(1);
+  row = FailAttempt(row, v1::REASON_DATA_ERROR, 1);
+  EXPECT_EQ(row.state, v1::QUEUED);
+  EXPECT_EQ(FailAttempt(row, v1::REASON_DATA_ERROR, 2).state, v1::FAILED);
+}
+
+TEST(JobMachine, PauseSavesReleasesAndResumes) {
+  EXPECT_EQ(Do(Queued(), PauseAsked{}).state, v1::PAUSED);
+  JobStep step = Apply(Running(), PauseAsked{}, kNow);
+  EXPECT_TRUE(step.stopping_began);
+  EXPECT_EQ(step.row.state, v1::STOPPING);
+  EXPECT_FALSE(Apply(step.row, PauseAsked{}, kNow).changed);
+  JobRow row = step.row;
+  row.step = 17;
+  for (int r : {0, 1}) row = Do(Do(row, Ended(r, v1::REASON_PREEMPTED)), RankGone{r});
+  EXPECT_EQ(row.state, v1::PAUSED);
+  EXPECT_THAT(row.message, testing::HasSubstr("at step 17"));
+  EXPECT_EQ(row.failures, 0);
+  EXPECT_EQ(row.finished_ms, 0);
+  row = Do(row, ResumeAsked{});
+  EXPECT_EQ(row.state, v1::QUEUED);
+  EXPECT_EQ(row.desired, v1::DESIRED_RUN);
+  EXPECT_TRUE(row.message.empty());
+  EXPECT_EQ(Do(Do(row, PlacedOn(2)), CancelAsked{}).desired, v1::DESIRED_CANCEL);
+}
+
+TEST(JobMachine, APauseThatIsTakenBackOrOvertaken) {
+  const JobRow pausing = Do(Running(1), PauseAsked{});
+  JobRow row = Do(pausing, ResumeAsked{});
+  EXPECT_EQ(row.state, v1::STOPPING);
+  EXPECT_EQ(Do(Do(row, Ended(0, v1::REASON_PREEMPTED)), RankGone{0}).state, v1::QUEUED);
+  EXPECT_EQ(Do(Do(pausing, Ended(0, v1::REASON_COMPLETED)), RankGone{0}).state, v1::SUCCEEDED);
+  EXPECT_EQ(Do(Do(pausing, Ended(0, v1::REASON_DATA_ERROR)), RankGone{0}).state, v1::FAILED);
+  row = Do(Do(pausing, Ended(0, v1::REASON_CRASHED, "broke")), RankGone{0});
+  EXPECT_EQ(row.state, v1::PAUSED);
+  EXPECT_THAT(row.message, testing::HasSubstr("broke"));
+  row = Do(pausing, CancelAsked{});
+  EXPECT_EQ(Do(row, PauseAsked{}).desired, v1::DESIRED_CANCEL);
+  EXPECT_EQ(Do(Do(row, Ended(0, v1::REASON_PREEMPTED)), RankGone{0}).state, v1::CANCELLED);
 }
 
 TEST(JobMachine, CancelInEachState) {

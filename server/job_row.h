@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <map>
 #include <optional>
 #include <string>
 #include <vector>
@@ -39,6 +40,7 @@ struct JobRow {
   int64_t submitted_ms = 0, started_ms = 0, finished_ms = 0;   // Unix; 0: not yet
   int64_t retry_at_ms = 0;          // queued, not before; 0: at once
   int failures = 0;                 // attempts that count against retry.max_attempts
+  std::map<v1::Reason, int> failures_of;        // of each class, which has a count of its own
   v1::Reason failed_reason = v1::REASON_UNSPECIFIED;   // of the last such attempt, and where it was
   int64_t failed_step = -1;
   bool killed_outside = false;      // the ending attempt's cause was a kill signal sent by someone else

@@ -3,6 +3,8 @@
 #pragma once
 
 #include <chrono>
+#include <deque>
+#include <map>
 #include <memory>
 #include <optional>
 #include <string>
@@ -38,11 +40,14 @@ struct RankLive {
   int pid = 0;
   int64_t last_seen_ms = 0;
   std::string waiting_in;
+  v1::RankTotals totals;
   bool trained = false;                  // has begun to train in this attempt
   uint64_t session = 0;                  // 0: none
   std::optional<RankEnded> word;         // the worker's own last word
   std::optional<RankEnded> exit;         // its process is no more; taken when the word is there or cannot come
   std::chrono::nanoseconds exit_wait{0};
+  std::chrono::nanoseconds heard_at{0};  // of its last report; before the first: since its process is known; 0: neither
+  bool spoken = false;                   // has reported in this attempt, or did before hierad started
 };
 
 struct LiveJob {
@@ -58,6 +63,12 @@ struct LiveJob {
   std::optional<std::chrono::nanoseconds> kill_at;   // stopping: no more grace
   bool kill_sent = false;
   std::chrono::nanoseconds retry_due{0};
+  std::optional<int64_t> rank_bytes;     // LeastMemory of its spec, once asked for; 0: it has none
+  std::chrono::nanoseconds moved_at{0};         // when any rank's step or phase last changed
+  std::deque<double> step_seconds;              // of this attempt's newest steps, for their median
+  int64_t checkpoint_request = 0;               // of this attempt
+  bool gentle = false;                          // it ends for a pause: its ranks are not signalled, but end by themselves
+  std::map<v1::Reason, int64_t> restarts;   // attempts that another one followed
 
   void ResetAttempt() {
     ranks.assign(row.ranks.size(), RankLive());
@@ -66,6 +77,10 @@ struct LiveJob {
     samples_per_s = 0;
     kill_at.reset();
     kill_sent = false;
+    moved_at = std::chrono::nanoseconds(0);
+    step_seconds.clear();
+    checkpoint_request = 0;
+    gentle = false;
     start_from.clear();
     for (const v1::CheckpointInfo& info : row.checkpoints) {
       if (!info.damaged() && start_from.size() < 16) start_from.push_back(info);
@@ -83,6 +98,7 @@ struct Node {
   int64_t last_seen_ms = 0;                 // 0: not since hierad started
   bool lost = false;
   bool orders_due = false;
+  bool drained = false;                     // gets no more work
 };
 
 struct AgentSession {

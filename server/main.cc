@@ -1,5 +1,6 @@
 // hierad: flags and wiring.
 #include <signal.h>
+#include <spdlog/sinks/rotating_file_sink.h>
 #include <spdlog/sinks/stdout_sinks.h>
 #include <spdlog/spdlog.h>
 #include <sys/stat.h>
@@ -7,23 +8,26 @@
 
 #include <CLI/CLI.hpp>
 #include <cstdio>
-#include <future>
 #include <memory>
 #include <thread>
 
 #include "absl/strings/str_cat.h"
 #include "base/fs.h"
+#include "base/log_format.h"
 #include "base/status.h"
 #include "base/subprocess.h"
 #include "hierad/version.h"
+#include "server/await.h"
 #include "server/config.h"
 #include "server/coordinator.h"
 #include "server/exporter.h"
+#include "server/history.h"
 #include "server/local_agent.h"
 #include "server/peer_identity.h"
 #include "server/rpc_server.h"
 #include "server/state_folder.h"
 #include "server/store.h"
+#include "server/web.h"
 
 namespace hierad {
 namespace {
@@ -38,6 +42,10 @@ absl::Status Serve(const ServerConfig& config, const sigset_t& stop_signals) {
     ASSIGN_OR_RETURN(const HostPort address, ParseHostPort(config.tcp));
     RETURN_IF_ERROR(CheckListen("tcp", address));
   }
+  if (config.web != "off") {
+    ASSIGN_OR_RETURN(const HostPort address, ParseHostPort(config.web));
+    RETURN_IF_ERROR(CheckListen("web", address));
+  }
   std::unique_ptr<Exporter> exporter;
   if (config.metrics != "off") {
     ASSIGN_OR_RETURN(exporter, Exporter::Listen(config.metrics));
@@ -48,8 +56,14 @@ absl::Status Serve(const ServerConfig& config, const sigset_t& stop_signals) {
   ASSIGN_OR_RETURN(std::unique_ptr<Store> store, Store::Open(JoinPath(config.state_folder, "hierad.db")));
   CoordinatorOptions options;
   options.runs_folder = config.runs_folder;
-  options.node_lost_after = std::chrono::milliseconds(static_cast<int64_t>(config.node_lost_after_s * 1000));
-  options.stop_grace = std::chrono::milliseconds(static_cast<int64_t>(config.stop_grace_s * 1000));
+  ASSIGN_OR_RETURN(const std::unique_ptr<History> history, History::Open(JoinPath(config.state_folder, "history")));
+  options.history = history.get();
+  const auto seconds = [](double s) { return std::chrono::milliseconds(static_cast<int64_t>(s * 1000)); };
+  options.node_lost_after = seconds(config.node_lost_after_s);
+  options.stop_grace = seconds(config.stop_grace_s);
+  options.hang_after = seconds(config.hang_after_s);
+  options.pause_grace = seconds(config.pause_grace_s);
+  options.disk_reserve_bytes = static_cast<int64_t>(config.disk_reserve_gib * (1 << 30));
   ASSIGN_OR_RETURN(std::unique_ptr<Coordinator> coordinator, Coordinator::Create(options, std::move(store), &clock));
   std::thread loop([&] { coordinator->Run(); });
   const auto end_loop = [&] {
@@ -57,7 +71,7 @@ absl::Status Serve(const ServerConfig& config, const sigset_t& stop_signals) {
     loop.join();
   };
 
-  auto rpc = RpcServer::Start({config.listen, config.tcp, version, commit, UserName(geteuid()), config.certificates, config.access,
+  auto rpc = RpcServer::Start({config.listen, config.tcp, version, commit, history.get(), UserName(geteuid()), config.certificates, config.access,
                                config.access_group}, coordinator.get(), &clock);
   if (!rpc.ok()) {
     end_loop();
@@ -76,12 +90,20 @@ absl::Status Serve(const ServerConfig& config, const sigset_t& stop_signals) {
     }
   }
   if (exporter != nullptr) {
-    exporter->Serve([&] {
-      auto promise = std::make_shared<std::promise<absl::StatusOr<Overview>>>();
-      auto future = promise->get_future();
-      coordinator->Look([promise](absl::StatusOr<Overview> overview) { promise->set_value(std::move(overview)); });
-      return future.get();
-    }, version, commit);
+    exporter->Serve([&] { return Await<Overview>([&](auto reply) { coordinator->Look(reply); }); }, {version, commit, config.state_folder, config.runs_folder});
+  }
+  std::unique_ptr<WebServer> web;
+  if (config.web != "off") {
+    auto started = WebServer::Start(config.web, {coordinator.get(), history.get(), [](uid_t uid) { return uid == 0 || uid == geteuid(); }});
+    if (!started.ok()) {
+      agent.reset();
+      (*rpc)->Stop();
+      end_loop();
+      return started.status();
+    }
+    web = *std::move(started);
+    const size_t colon = config.web.rfind(':');
+    spdlog::info("the web page is at http://{}:{}/", config.web.substr(0, colon), web->port());
   }
   spdlog::info("hierad {} ({}) listens on {}{}{}; state in {}", version, commit, config.listen, config.tcp.empty() ? "" : ", ", config.tcp, config.state_folder);
 
@@ -94,12 +116,29 @@ absl::Status Serve(const ServerConfig& config, const sigset_t& stop_signals) {
     agent->End(options.stop_grace + std::chrono::seconds(10));
   }
   agent.reset();
+  web.reset();
   exporter.reset();
   coordinator->EndSessions();
   (*rpc)->Stop();
   end_loop();
   spdlog::info("stopped");
   return absl::OkStatus();
+}
+
+// To stderr, or to a file that is moved aside when it is full (the older ones are kept).
+void SetUpLog(const ServerConfig& config) {
+  constexpr size_t kLogBytes = 16 << 20, kOlder = 4;
+  setenv(kLogFormatVariable, config.log_format.c_str(), 1);   // also of what hierad starts
+  std::shared_ptr<spdlog::logger> logger;
+  try {
+    if (!config.log_file.empty()) logger = spdlog::rotating_logger_mt("hierad", config.log_file, kLogBytes, kOlder);
+  } catch (const spdlog::spdlog_ex& error) {
+    fprintf(stderr, "hierad: log_file: %s; logging to stderr\n", error.what());
+  }
+  if (logger == nullptr) logger = spdlog::stderr_logger_mt("hierad");
+  logger->set_formatter(std::make_unique<LogLine>("hierad", LogLine::Fields{}));
+  logger->flush_on(spdlog::level::trace);
+  spdlog::set_default_logger(std::move(logger));
 }
 
 int Main(int argc, char** argv) {
@@ -115,13 +154,19 @@ int Main(int argc, char** argv) {
   app.add_option("--tcp", flags.tcp, "host:port, mutual TLS; default: none");
   app.add_option("--certificates", flags.certificates, "Folder with ca.crt, tls.crt and tls.key, for --tcp");
   app.add_option("--metrics", flags.metrics, "host:port of the Prometheus exporter, or off; default: 127.0.0.1:9464");
+  app.add_option("--web", flags.web, "host:port on the loopback of the web page, or off; default: off");
   app.add_option("--agent", flags.agent, "auto: see to the agent of this machine; none; default: auto");
   app.add_option("--agent-lifetime", flags.agent_lifetime, "service: workers outlive hierad; session: they end with it; default: service");
   app.add_option("--cpu-slots", flags.cpu_slots, "CPU ranks at a time on this machine; default: one per core");
   app.add_option("--runs,--runs-folder", flags.runs_folder, "Folder of the runs; default: STATE/runs");
   app.add_option("--stop-grace,--stop-grace-s", flags.stop_grace_s, "Seconds from SIGTERM to SIGKILL of a cancelled worker; default: 30");
   app.add_option("--node-lost-after,--node-lost-after-s", flags.node_lost_after_s, "Seconds without a report until a node is given up; default: 15");
+  app.add_option("--hang-after,--hang-after-s", flags.hang_after_s, "Seconds without a step, or 10 median steps if more, that are a hang; default: 30");
+  app.add_option("--pause-grace,--pause-grace-s", flags.pause_grace_s, "Seconds for the last step and checkpoint of a paused job; default: 600");
+  app.add_option("--disk-reserve,--disk-reserve-gib", flags.disk_reserve_gib, "GiB; less free on a run's disk lets no job in; default: 1");
   app.add_option("--log-level", flags.log_level, "debug, info, warn, error; default: info");
+  app.add_option("--log-format", flags.log_format, "text, or json: an object a line, also of agent and workers; default: text");
+  app.add_option("--log-file", flags.log_file, "Log here, 16 MiB and four older files at most; default: stderr");
   try {
     app.parse(argc, argv);
   } catch (const CLI::ParseError& error) {
@@ -141,17 +186,22 @@ int Main(int argc, char** argv) {
   over("--tcp", config.tcp, flags.tcp);
   over("--certificates", config.certificates, flags.certificates);
   over("--metrics", config.metrics, flags.metrics);
+  over("--web", config.web, flags.web);
   over("--agent", config.agent, flags.agent);
   over("--agent-lifetime", config.agent_lifetime, flags.agent_lifetime);
   over("--cpu-slots", config.cpu_slots, flags.cpu_slots);
   over("--runs", config.runs_folder, flags.runs_folder);
   over("--stop-grace", config.stop_grace_s, flags.stop_grace_s);
   over("--node-lost-after", config.node_lost_after_s, flags.node_lost_after_s);
+  over("--hang-after", config.hang_after_s, flags.hang_after_s);
+  over("--pause-grace", config.pause_grace_s, flags.pause_grace_s);
+  over("--disk-reserve", config.disk_reserve_gib, flags.disk_reserve_gib);
   over("--log-level", config.log_level, flags.log_level);
+  over("--log-format", config.log_format, flags.log_format);
+  over("--log-file", config.log_file, flags.log_file);
   if (status.ok()) status = CompleteConfig(&config);
 
-  spdlog::set_default_logger(spdlog::stderr_logger_mt("hierad"));
-  spdlog::set_pattern("%Y-%m-%dT%H:%M:%S.%e%z %l %v");
+  SetUpLog(config);
   spdlog::set_level(spdlog::level::from_str(config.log_level));
   // Taken by sigwait; blocked in every thread, so before any is made.
   sigset_t stop_signals;

@@ -22,6 +22,7 @@ struct RpcServerOptions {
   std::string listen;         // unix:/path
   std::string tcp;            // host:port; empty: none
   std::string version, commit;
+  const History* history = nullptr;   // outlives the server; none: no job has steps
   std::string owner;          // the user that hierad runs as
   std::string certificates;   // folder, for tcp
   std::string access = "owner";   // who may open the unix socket: owner, group, everyone

@@ -25,9 +25,15 @@ NodeSlots MakeNode(const std::string& name, v1::Slot::Kind kind, int slots, int 
   }
   return node;
 }
+NodeSlots WithMemory(NodeSlots node, int64_t gib) {
+  for (NodeSlots::Use& use : node.slots) use.slot.set_memory_bytes(gib << 30);
+  return node;
+}
 NodeSlots Gpus(const std::string& name, int slots, int busy = 0, bool connected = true) { return MakeNode(name, v1::Slot::CUDA, slots, busy, connected); }
 NodeSlots Cpus(const std::string& name, int slots, int busy = 0, bool connected = true) { return MakeNode(name, v1::Slot::CPU, slots, busy, connected); }
-QueuedJob Ask(int ranks, const std::string& device = "auto") { return {1, ranks, device, 0}; }
+QueuedJob Ask(int ranks, const std::string& device = "auto", double gib = 0) {
+  return {1, ranks, device, 0, static_cast<int64_t>(gib * (int64_t{1} << 30))};
+}
 
 TEST(Scheduler, AutoTakesGpusWhereThereAre) {
   EXPECT_EQ(Scheduler({Cpus("a", 4)}).KindFor("auto"), v1::Slot::CPU);
@@ -77,8 +83,56 @@ TEST(Scheduler, SaysWhyItWaits) {
   EXPECT_THAT(later.why, HasSubstr("2 s"));
 }
 
+TEST(Scheduler, ARankGoesOnlyWhereItsPlanFits) {
+  const std::vector<NodeSlots> nodes = {WithMemory(Gpus("small", 4), 8), WithMemory(Gpus("large", 1), 80)};
+  const auto one = Scheduler(nodes).Consider(Ask(1, "auto", 9.1));
+  ASSERT_EQ(one.verdict, Verdict::kPlaced);
+  EXPECT_EQ(one.places[0].node, "large");
+  EXPECT_EQ(Scheduler(nodes).Consider(Ask(1, "auto", 7)).places[0].node, "large");   // the least left over, as ever
+  const auto two = Scheduler(nodes).Consider(Ask(2, "auto", 9.1));
+  EXPECT_EQ(two.verdict, Verdict::kStepsAside);
+  EXPECT_THAT(two.why, HasSubstr("needs 9.1 GiB of device memory a rank by its plan; the largest card has 80.0 GiB, and 1 card has room for one"));
+  const auto never = Scheduler({WithMemory(Gpus("small", 4), 8)}).Consider(Ask(1, "auto", 9.1));
+  EXPECT_EQ(never.verdict, Verdict::kStepsAside);
+  EXPECT_THAT(never.why, testing::AllOf(HasSubstr("needs 9.1 GiB of device memory by its plan; the largest card has 8.0 GiB."), HasSubstr("batch_per_rank")));
+  // A card that does not say what it has is tried.
+  EXPECT_EQ(Scheduler({Gpus("mute", 1)}).Consider(Ask(1, "auto", 9.1)).verdict, Verdict::kPlaced);
+}
+
+TEST(Scheduler, AMixedNodeGivesOnlyTheCardsThatFit) {
+  NodeSlots node = WithMemory(Gpus("n", 4), 8);
+  node.slots[2].slot.set_memory_bytes(int64_t{80} << 30);
+  Scheduler scheduler({node});
+  const auto placed = scheduler.Consider(Ask(1, "cuda", 20));
+  ASSERT_EQ(placed.verdict, Verdict::kPlaced);
+  EXPECT_EQ(placed.places[0].slot.id(), "n-2");
+  const auto waits = scheduler.Consider(Ask(1, "cuda", 20));   // the card is taken, yet it will be free again
+  EXPECT_EQ(waits.verdict, Verdict::kWaits);
+  EXPECT_THAT(waits.why, testing::AllOf(HasSubstr("free are 3 of 4"), HasSubstr("needs 20.0 GiB")));
+  EXPECT_EQ(scheduler.Consider(Ask(3, "cuda", 8)).verdict, Verdict::kPlaced);
+}
+
+TEST(Scheduler, CpuRanksShareTheirNodesMemory) {
+  // 4 slots of 2 GiB each: one rank may take all of it.
+  const std::vector<NodeSlots> nodes = {WithMemory(Cpus("n", 4), 2)};
+  EXPECT_EQ(Scheduler(nodes).Consider(Ask(1, "cpu", 7)).verdict, Verdict::kPlaced);
+  const auto never = Scheduler(nodes).Consider(Ask(2, "cpu", 5));
+  EXPECT_EQ(never.verdict, Verdict::kStepsAside);
+  EXPECT_THAT(never.why, HasSubstr("needs 10.0 GiB of memory by its plan (2 ranks of 5.0 GiB); the largest node has 8.0 GiB"));
+  // Over two nodes: as many on each as its memory holds, however many slots it has.
+  const auto two = Scheduler({WithMemory(Cpus("a", 4), 2), WithMemory(Cpus("b", 4), 2)}).Consider(Ask(2, "cpu", 5));
+  ASSERT_EQ(two.verdict, Verdict::kPlaced);
+  EXPECT_NE(two.places[0].node, two.places[1].node);
+  Scheduler scheduler(nodes);
+  ASSERT_EQ(scheduler.Consider(Ask(1, "cpu", 5)).verdict, Verdict::kPlaced);
+  const auto waits = scheduler.Consider(Ask(1, "cpu", 5));
+  EXPECT_EQ(waits.verdict, Verdict::kWaits);
+  EXPECT_THAT(waits.why, testing::AllOf(HasSubstr("free are 3 of 4"), HasSubstr("needs 5.0 GiB of memory")));
+  EXPECT_EQ(scheduler.Consider(Ask(2, "cpu", 1.5)).verdict, Verdict::kPlaced);
+}
+
 TEST(Scheduler, NothingIsPlacedOnADisconnectedNode) {
-  EXPECT_EQ(Scheduler({Gpus("a", 4, 0, false)}).Consider({1, 1, "cuda", 0}).verdict, Verdict::kWaits);
+  EXPECT_EQ(Scheduler({Gpus("a", 4, 0, false)}).Consider({1, 1, "cuda", 0, 0}).verdict, Verdict::kWaits);
 }
 
 // Random clusters and queues, against the promises themselves.
@@ -102,7 +156,7 @@ TEST(Scheduler, Properties) {
     std::set<std::string> taken;
     bool blocked = false;
     for (int j = 0; j < 12 && !blocked; ++j) {
-      QueuedJob job{static_cast<uint64_t>(j), pick(1, 10), std::vector<std::string>{"auto", "cpu", "cuda"}[pick(0, 2)], 0};
+      QueuedJob job{static_cast<uint64_t>(j), pick(1, 10), std::vector<std::string>{"auto", "cpu", "cuda"}[pick(0, 2)], 0, 0};
       const v1::Slot::Kind kind = scheduler.KindFor(job.device);
       std::map<std::string, int> free_by_node;
       int free = 0, most = 0;

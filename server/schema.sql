@@ -64,3 +64,13 @@ CREATE TABLE starts (
   epoch INTEGER PRIMARY KEY AUTOINCREMENT,
   started_ms INTEGER NOT NULL
 );
+-- version 2
+-- Attempts of a job that failed, by class.
+CREATE TABLE failures (
+  job_id INTEGER NOT NULL REFERENCES jobs (id),
+  reason INTEGER NOT NULL,                -- hierad.v1.Reason
+  count INTEGER NOT NULL,
+  PRIMARY KEY (job_id, reason)
+) WITHOUT ROWID;
+-- Nodes that get no more work.
+CREATE TABLE drained (node TEXT PRIMARY KEY) WITHOUT ROWID;

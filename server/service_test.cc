@@ -37,12 +37,17 @@ class ServiceTest : public testing::Test {
     auto store = Store::Open(folder_ + "/hierad.db");
     ASSERT_TRUE(store.ok()) << store.status();
     CoordinatorOptions options;
+    options.disk_reserve_bytes = 0;   // the machine of the test may have any disk
     options.runs_folder = folder_ + "/runs";
+    auto history = History::Open(folder_ + "/history");
+    ASSERT_TRUE(history.ok()) << history.status();
+    history_ = *std::move(history);
+    options.history = history_.get();
     auto coordinator = Coordinator::Create(options, *std::move(store), &Clock::System());
     ASSERT_TRUE(coordinator.ok()) << coordinator.status();
     coordinator_ = *std::move(coordinator);
     loop_ = std::thread([this] { coordinator_->Run(); });
-    auto server = RpcServer::Start({Endpoint(), "", "1.2.3", "abc", "me"}, coordinator_.get(), &Clock::System());
+    auto server = RpcServer::Start({Endpoint(), "", "1.2.3", "abc", history_.get(), "me"}, coordinator_.get(), &Clock::System());
     ASSERT_TRUE(server.ok()) << server.status();
     server_ = *std::move(server);
     channel_ = grpc::CreateChannel(Endpoint(), grpc::InsecureChannelCredentials());
@@ -102,6 +107,7 @@ class ServiceTest : public testing::Test {
   }
 
   std::string folder_;
+  std::unique_ptr<History> history_;
   std::unique_ptr<Coordinator> coordinator_;
   std::thread loop_;
   std::unique_ptr<RpcServer> server_;
@@ -118,6 +124,61 @@ TEST_F(ServiceTest, SubmitFillsDefaultsAndIsIdempotent) {
   EXPECT_EQ(first.job().id(), second.job().id());
   EXPECT_EQ(first.job().spec().model().variant(), "base");
   EXPECT_EQ(first.job().submitter(), "me");
+}
+
+// Steps that are long gone from memory, of this hierad or the one before.
+TEST_F(ServiceTest, MetricsAndWatchesBeginWithTheHistory) {
+  const uint64_t id = Submit("k").id();
+  std::vector<v1::StepMetrics> steps(20000);
+  for (size_t i = 0; i < steps.size(); ++i) {
+    steps[i].set_step(static_cast<int64_t>(i) + 1);
+    steps[i].set_loss(1.0 / (static_cast<double>(i) + 3));
+  }
+  ASSERT_TRUE(history_->Append(id, steps).ok());
+  Stop();
+  Start();
+  EXPECT_EQ(Get(id).last().step(), 20000);
+  const auto ask = [&](int64_t from, int64_t to, int64_t every, uint32_t last) {
+    grpc::ClientContext context;
+    v1::MetricsRequest request;
+    request.set_job_id(id);
+    request.set_from_step(from);
+    request.set_to_step(to);
+    request.set_every(every);
+    request.set_last(last);
+    const auto reader = control_->Metrics(&context, request);
+    std::vector<v1::StepMetrics> got;
+    for (v1::MetricsReply reply; reader->Read(&reply);) got.insert(got.end(), reply.metrics().begin(), reply.metrics().end());
+    EXPECT_TRUE(reader->Finish().ok());
+    return got;
+  };
+  const auto all = ask(0, 0, 0, 0);
+  ASSERT_EQ(all.size(), steps.size());
+  for (size_t i = 0; i < all.size(); ++i) ASSERT_EQ(all[i].SerializeAsString(), steps[i].SerializeAsString());
+  const auto few = ask(100, 400, 100, 2);
+  ASSERT_EQ(few.size(), 2u);
+  EXPECT_EQ(few[0].step(), 300);
+  grpc::ClientContext context;
+  v1::WatchRequest request;
+  request.set_job_id(id);
+  request.set_after_step(5000);
+  const auto reader = control_->Watch(&context, request);
+  int64_t next = 5001, dropped = 0;
+  for (v1::WatchReply reply; next <= 20000 && reader->Read(&reply);) {
+    for (const v1::StepMetrics& m : reply.metrics()) ASSERT_EQ(m.step(), next++);
+    dropped += reply.metrics_dropped();
+  }
+  EXPECT_EQ(next, 20001);
+  EXPECT_EQ(dropped, 0);
+  context.TryCancel();
+  (void)reader->Finish();
+  grpc::ClientContext missing;
+  request.set_job_id(4711);
+  v1::MetricsRequest of_none;
+  of_none.set_job_id(4711);
+  const auto none = control_->Metrics(&missing, of_none);
+  for (v1::MetricsReply reply; none->Read(&reply);) ADD_FAILURE();
+  EXPECT_EQ(none->Finish().error_code(), grpc::NOT_FOUND);
 }
 
 TEST_F(ServiceTest, IllegalSubmissionsAreRefusedWithSentences) {
@@ -170,6 +231,32 @@ TEST_F(ServiceTest, ValidateQueuesNothing) {
   v1::ListReply list;
   ASSERT_TRUE(control_->List(&context3, v1::ListRequest(), &list).ok());
   EXPECT_EQ(list.jobs_size(), 0);
+}
+
+// An agent that says 8 GiB.
+TEST_F(ServiceTest, ValidateSaysWhatNoNodeCanHold) {
+  grpc::ClientContext agent_context, context;
+  auto agents = v1::AgentService::NewStub(channel_);
+  auto agent = agents->Session(&agent_context);
+  v1::AgentReport report;
+  report.set_node("n");
+  report.set_instance("i");
+  v1::Slot* slot = report.add_slots();
+  slot->set_id("GPU-0");
+  slot->set_kind(v1::Slot::CUDA);
+  slot->set_memory_bytes(int64_t{8} << 30);
+  ASSERT_TRUE(agent->Write(report));
+  v1::AgentOrders orders;
+  ASSERT_TRUE(agent->Read(&orders));   // it is known
+  v1::ValidateRequest request;
+  *request.mutable_spec() = Spec();
+  request.mutable_spec()->mutable_step()->set_batch_per_rank(512);
+  v1::ValidateReply reply;
+  ASSERT_TRUE(control_->Validate(&context, request, &reply).ok());
+  ASSERT_EQ(reply.warnings_size(), 1);
+  EXPECT_THAT(reply.warnings(0), testing::AllOf(HasSubstr("resources: it needs "), HasSubstr("the largest card has 8.0 GiB")));
+  agent->WritesDone();
+  EXPECT_TRUE(agent->Finish().ok());
 }
 
 TEST_F(ServiceTest, ListIsNewestFirstAndFiltered) {

@@ -4,17 +4,28 @@
 #include <sys/stat.h>
 
 #include "absl/strings/str_cat.h"
+#include "base/failpoint.h"
 #include "server/schema.h"
 
 namespace hierad {
 
-// A prepared statement; parameters and columns are numbered in order of use.
+// A prepared statement; parameters and columns are numbered in order of use. Prepared once for each text, and kept.
 class Store::Statement {
  public:
-  Statement(Store* store, const char* sql) : store_(store) {
-    code_ = sqlite3_prepare_v2(store->db_, sql, -1, &statement_, nullptr);
+  Statement(Store* store, std::string sql) : store_(store), sql_(std::move(sql)) {
+    // Taken out: a second use at the same time has one of its own.
+    if (auto kept = store->statements_.extract(sql_)) {
+      statement_ = kept.mapped();
+    } else {
+      code_ = sqlite3_prepare_v2(store->db_, sql_.c_str(), -1, &statement_, nullptr);
+    }
   }
-  ~Statement() { sqlite3_finalize(statement_); }
+  ~Statement() {
+    if (statement_ == nullptr) return;
+    sqlite3_reset(statement_);
+    sqlite3_clear_bindings(statement_);
+    if (store_->statements_.size() >= kStatements || !store_->statements_.emplace(sql_, statement_).second) sqlite3_finalize(statement_);
+  }
   Statement(const Statement&) = delete;
   Statement& operator=(const Statement&) = delete;
 
@@ -67,7 +78,10 @@ class Store::Statement {
   }
 
  private:
+  static constexpr size_t kStatements = 64;   // lists by state make the most
+
   Store* store_;
+  const std::string sql_;
   sqlite3_stmt* statement_ = nullptr;
   int code_ = SQLITE_OK;
   int bound_ = 0;
@@ -160,7 +174,10 @@ absl::StatusOr<std::unique_ptr<Store>> Store::OpenWithSchema(const std::string& 
   return store;
 }
 
-Store::~Store() { sqlite3_close(db_); }
+Store::~Store() {
+  for (const auto& [sql, statement] : statements_) sqlite3_finalize(statement);
+  sqlite3_close(db_);
+}
 
 // Applies the sections "-- version N" above the file's user_version, each in its own transaction.
 absl::Status Store::Migrate(std::string_view schema) {
@@ -212,12 +229,12 @@ absl::Status Store::WriteJob(const StoreBatch::Job& job) {
   const JobRow& r = *job.row;
   Statement write(this,
       absl::StrCat("INSERT INTO jobs (", kJobColumns, ") VALUES (?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?) "
-      "ON CONFLICT (id) DO UPDATE SET state=excluded.state, desired=excluded.desired, attempt=excluded.attempt, reason=excluded.reason, "
+      "ON CONFLICT (id) DO UPDATE SET spec=excluded.spec, state=excluded.state, desired=excluded.desired, attempt=excluded.attempt, reason=excluded.reason, "
       "message=excluded.message, started_ms=excluded.started_ms, finished_ms=excluded.finished_ms, "
       "retry_at_ms=excluded.retry_at_ms, failures=excluded.failures, failed_reason=excluded.failed_reason, "
       "failed_step=excluded.failed_step, killed_outside=excluded.killed_outside, credential=excluded.credential, "
       "step=excluded.step, total_steps=excluded.total_steps, first_step=excluded.first_step, "
-      "nan_steps=excluded.nan_steps, best_eval_loss=excluded.best_eval_loss").c_str());
+      "nan_steps=excluded.nan_steps, best_eval_loss=excluded.best_eval_loss"));
   write.Bind(r.id).Bind(r.client_key).Bind(r.submitter).BindBlob(r.spec).Bind(r.run_folder).Bind(r.state).Bind(r.desired)
       .Bind(r.attempt).Bind(r.reason).Bind(r.message).Bind(r.submitted_ms).Bind(r.started_ms).Bind(r.finished_ms)
       .Bind(r.retry_at_ms).Bind(r.failures).Bind(r.failed_reason).Bind(r.failed_step).Bind(int64_t{r.killed_outside})
@@ -232,6 +249,10 @@ absl::Status Store::WriteJob(const StoreBatch::Job& job) {
           .Bind(rank.pid).Bind(int64_t{rank.ended}).Bind(int64_t{rank.gone}).Bind(rank.reason);
       if (absl::Status s = insert.Finish("cannot write"); !s.ok()) return s;
     }
+  }
+  for (const auto& [reason, count] : r.failures_of) {
+    Statement insert(this, "INSERT OR REPLACE INTO failures VALUES (?,?,?)");
+    if (absl::Status s = insert.Bind(r.id).Bind(reason).Bind(count).Finish("cannot write"); !s.ok()) return s;
   }
   if (job.checkpoints) {
     Statement clear(this, "DELETE FROM checkpoints WHERE job_id = ?");
@@ -251,19 +272,22 @@ absl::Status Store::WriteAttempt(const AttemptRow& a) {
 }
 
 absl::Status Store::Commit(const StoreBatch& batch) {
+  HIERAD_FAILPOINT("store.begin");
   if (absl::Status s = Run("BEGIN IMMEDIATE"); !s.ok()) return s;
-  absl::Status status;
+  absl::Status status = Failpoint("store.write");
   for (const StoreBatch::Job& job : batch.jobs) {
     if (status.ok()) status = WriteJob(job);
   }
   for (const AttemptRow& attempt : batch.attempts) {
     if (status.ok()) status = WriteAttempt(attempt);
   }
+  if (status.ok()) status = Failpoint("store.commit");
   if (status.ok()) status = Run("COMMIT");
   if (!status.ok()) {
     sqlite3_exec(db_, "ROLLBACK", nullptr, nullptr, nullptr);
     return status;
   }
+  HIERAD_FAILPOINT("store.committed");
   for (const StoreBatch::Job& job : batch.jobs) next_job_id_ = std::max(next_job_id_, job.row->id + 1);
   return absl::OkStatus();
 }
@@ -284,6 +308,13 @@ absl::Status Store::LoadParts(JobRow* row) {
     rank.reason = static_cast<v1::Reason>(ranks.Int());
   }
   if (absl::Status s = ranks.Finish("cannot read"); !s.ok()) return s;
+  Statement failures(this, "SELECT reason, count FROM failures WHERE job_id = ?");
+  failures.Bind(row->id);
+  while (failures.Next()) {
+    const auto reason = static_cast<v1::Reason>(failures.Int());
+    row->failures_of[reason] = static_cast<int>(failures.Int());
+  }
+  if (absl::Status s = failures.Finish("cannot read"); !s.ok()) return s;
   Statement infos(this, "SELECT info FROM checkpoints WHERE job_id = ? ORDER BY step DESC");
   infos.Bind(row->id);
   while (infos.Next()) {
@@ -297,7 +328,7 @@ absl::Status Store::LoadParts(JobRow* row) {
 absl::StatusOr<std::vector<JobRow>> Store::LoadLive() {
   std::vector<JobRow> rows;
   Statement select(this, absl::StrCat("SELECT ", kJobColumns, " FROM jobs WHERE state NOT IN (", v1::SUCCEEDED, ",", v1::FAILED, ",",
-                                      v1::CANCELLED, ") ORDER BY id").c_str());
+                                      v1::CANCELLED, ") ORDER BY id"));
   while (select.Next()) {
     if (!ReadJob(&select, &rows.emplace_back())) return absl::DataLossError(absl::StrCat(path_, ": job ", rows.back().id, " is not readable"));
   }
@@ -311,7 +342,7 @@ absl::StatusOr<std::vector<JobRow>> Store::LoadLive() {
 
 absl::StatusOr<std::optional<JobRow>> Store::Load(uint64_t job_id) {
   std::optional<JobRow> row;
-  Statement select(this, absl::StrCat("SELECT ", kJobColumns, " FROM jobs WHERE id = ?").c_str());
+  Statement select(this, absl::StrCat("SELECT ", kJobColumns, " FROM jobs WHERE id = ?"));
   select.Bind(static_cast<int64_t>(job_id));
   if (select.Next() && !ReadJob(&select, &row.emplace())) return absl::DataLossError(absl::StrCat(path_, ": job ", job_id, " is not readable"));
   if (absl::Status s = select.Finish("cannot read"); !s.ok()) return s;
@@ -335,7 +366,7 @@ absl::StatusOr<std::vector<JobRow>> Store::List(const ListFilter& filter) {
   for (v1::JobState state : filter.states) absl::StrAppend(&states, states.empty() ? "" : ",", static_cast<int>(state));
   std::vector<JobRow> rows;
   Statement select(this, absl::StrCat("SELECT ", kJobColumns, " FROM jobs WHERE id < ?", states.empty() ? "" : absl::StrCat(" AND state IN (", states, ")"),
-                                      filter.submitter.empty() ? "" : " AND submitter = ?", " ORDER BY id DESC LIMIT ?").c_str());
+                                      filter.submitter.empty() ? "" : " AND submitter = ?", " ORDER BY id DESC LIMIT ?"));
   select.Bind(filter.before_id == 0 ? INT64_MAX : static_cast<int64_t>(filter.before_id));
   if (!filter.submitter.empty()) select.Bind(filter.submitter);
   select.Bind(filter.limit);
@@ -371,6 +402,24 @@ absl::StatusOr<std::vector<uint64_t>> Store::JobsOfFolder(const std::string& run
   while (select.Next()) ids.push_back(select.Int());
   if (absl::Status s = select.Finish("cannot read"); !s.ok()) return s;
   return ids;
+}
+
+absl::StatusOr<std::vector<std::string>> Store::DrainedNodes() {
+  std::vector<std::string> nodes;
+  Statement select(this, "SELECT node FROM drained");
+  while (select.Next()) nodes.push_back(select.Text());
+  if (absl::Status s = select.Finish("cannot read"); !s.ok()) return s;
+  return nodes;
+}
+
+absl::Status Store::SetDrained(const std::string& node, bool drained) {
+  Statement change(this, drained ? "INSERT OR REPLACE INTO drained VALUES (?)" : "DELETE FROM drained WHERE node = ?");
+  return change.Bind(node).Finish("cannot write");
+}
+
+absl::Status Store::ForgetCheckpoints(uint64_t job_id) {
+  Statement clear(this, "DELETE FROM checkpoints WHERE job_id = ?");
+  return clear.Bind(static_cast<int64_t>(job_id)).Finish("cannot write");
 }
 
 absl::StatusOr<std::vector<std::pair<v1::JobState, int64_t>>> Store::CountByState() {

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <map>
 #include <memory>
 #include <optional>
 #include <string>
@@ -14,6 +15,7 @@
 #include "server/job_row.h"
 
 struct sqlite3;
+struct sqlite3_stmt;
 
 namespace hierad {
 
@@ -35,7 +37,6 @@ struct StoreBatch {
   };
   std::vector<Job> jobs;
   std::vector<AttemptRow> attempts;
-  bool empty() const { return jobs.empty() && attempts.empty(); }
 };
 
 struct ListFilter {
@@ -69,6 +70,9 @@ class Store {
   absl::StatusOr<std::vector<AttemptRow>> Attempts(uint64_t job_id);    // oldest first
   // Ended jobs that used this run folder, newest first.
   absl::StatusOr<std::vector<uint64_t>> JobsOfFolder(const std::string& run_folder);
+  absl::StatusOr<std::vector<std::string>> DrainedNodes();
+  absl::Status SetDrained(const std::string& node, bool drained);   // a transaction of its own
+  absl::Status ForgetCheckpoints(uint64_t job_id);                  // a transaction of its own
   // Jobs by state, all of them.
   absl::StatusOr<std::vector<std::pair<v1::JobState, int64_t>>> CountByState();
 
@@ -84,6 +88,7 @@ class Store {
 
   sqlite3* db_;
   std::string path_;
+  std::map<std::string, sqlite3_stmt*> statements_;   // not in use
   uint64_t next_job_id_ = 1;
 };
 

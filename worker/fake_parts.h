@@ -3,6 +3,7 @@
 
 #include <cmath>
 #include <csignal>
+#include <deque>
 #include <functional>
 #include <limits>
 #include <memory>
@@ -25,13 +26,15 @@ namespace hierad {
 class FakeStep : public Step {
  public:
   struct Faults {
+    int records_behind = 0;
     std::function<bool(int64_t step)> non_finite = [](int64_t) { return false; };
     std::function<absl::Status(int64_t step, int rank)> error = [](int64_t, int) { return absl::OkStatus(); };
+    std::function<void(int64_t step, double lr)> see_rate = [](int64_t, double) {};
   };
 
   FakeStep(const StepOptions& options, const Geometry& geometry, const ParameterTable& table, Communicator* communicator, Faults faults)
       : sample_size_(geometry.spec.in_chans() * geometry.num_tokens), table_(table), communicator_(communicator), faults_(std::move(faults)),
-        seed_(options.spec.seed()) {}
+        seed_(options.spec.seed()), nan_limit_(NanLimit(options.spec.step())) {}
 
   absl::Status Initialize() override {
     for (auto* flat : {&state_.parameters, &state_.exp_avg, &state_.exp_avg_sq}) flat->assign(size_t(table_.flat_size), 0.0f);
@@ -44,12 +47,21 @@ class FakeStep : public Step {
   }
   absl::Status Load(const TrainState& state) override {
     state_ = state;
+    halted_ = false;
     return absl::OkStatus();
   }
   absl::StatusOr<TrainState> Save() override { return state_; }
+  int records_behind() const override { return faults_.records_behind; }
+  absl::StatusOr<StepResult> Take() override {
+    if (results_.empty()) return absl::InternalError("nothing to take");
+    const StepResult result = results_.front();
+    results_.pop_front();
+    return result;
+  }
 
-  absl::StatusOr<StepResult> Run(absl::Span<const MicroBatch> batches, int64_t real_samples, double lr, StepSignals signals) override {
+  absl::Status Run(absl::Span<const MicroBatch> batches, int64_t real_samples, double lr, StepSignals signals) override {
     RETURN_IF_ERROR(faults_.error(state_.step, communicator_->rank()));
+    faults_.see_rate(state_.step, lr);
     std::vector<float> sums(kNumbers + 3);
     for (const MicroBatch& batch : batches) {
       for (int b = 0; b < batch.real; ++b) {
@@ -64,11 +76,19 @@ class FakeStep : public Step {
     RETURN_IF_ERROR(communicator_->AllReduceSum(sums.data(), int64_t(sums.size()), nullptr));
     StepResult result;
     result.signals = {sums[kNumbers] > 0, sums[kNumbers + 1] > 0};
-    result.skipped = !std::isfinite(sums[kNumbers + 2]);
+    const bool finite = std::isfinite(sums[kNumbers + 2]);
+    result.skipped = halted_ || !finite;
     result.grad_norm = sums[0] / double(real_samples);
     result.loss = result.skipped ? std::nan("") : Distance(sums, real_samples);
-    ++state_.step;
-    if (result.skipped) return result;
+    result.step = ++state_.step;
+    if (!halted_) {
+      state_.nan_steps_in_row = finite ? 0 : state_.nan_steps_in_row + 1;
+      halted_ = state_.nan_steps_in_row >= nan_limit_;
+    }
+    result.nan_in_row = state_.nan_steps_in_row;
+    result.halted = halted_;
+    results_.push_back(result);
+    if (result.skipped) return absl::OkStatus();
     ++state_.updates;
     for (const Parameter& p : table_.parameters) {
       for (int64_t i = 0; i < p.size; ++i) {
@@ -78,7 +98,7 @@ class FakeStep : public Step {
         state_.parameters[at] -= float(lr) * state_.exp_avg[at];
       }
     }
-    return result;
+    return absl::OkStatus();
   }
   absl::StatusOr<LossSum> Evaluate(const MicroBatch& batch) override {
     LossSum sum;
@@ -101,7 +121,10 @@ class FakeStep : public Step {
   Communicator* const communicator_;
   const Faults faults_;
   const uint64_t seed_;
+  const int64_t nan_limit_;
   TrainState state_;
+  std::deque<StepResult> results_;
+  bool halted_ = false;
 };
 
 class FakeSession : public Session {
@@ -114,11 +137,13 @@ class FakeSession : public Session {
 
   Want wanted = Want::kRun;
   int64_t request = 0;
+  double wanted_lr = 0;
   std::vector<v1::Phase> phases;
   std::vector<v1::StepMetrics> metrics;
   std::vector<v1::CheckpointInfo> checkpoints;
   int64_t step = 0, total_steps = 0, first_step = 0, nan_steps = 0;
   double samples_per_s = 0;
+  v1::RankTotals totals;
 
   void SetPhase(v1::Phase phase) override {
     if (phases.empty() || phases.back() != phase) phases.push_back(phase);
@@ -130,6 +155,7 @@ class FakeSession : public Session {
     first_step = first;
     on_step(this, done);
   }
+  void SetTotals(const v1::RankTotals& t) override { totals = t; }
   void SetCounters(int64_t nan, int64_t, double speed) override {
     nan_steps = nan;
     samples_per_s = speed;
@@ -149,6 +175,7 @@ class FakeSession : public Session {
   }
   Want want() const override { return wanted; }
   int64_t checkpoint_request() const override { return request; }
+  double peak_lr() const override { return wanted_lr; }
   void AbandonOnStop(std::atomic<bool>*) override {}
   bool End(v1::Reason, const std::string&, std::chrono::milliseconds) override { return true; }
 

@@ -14,7 +14,7 @@ namespace {
 
 // What travels beside the buffers.
 struct Head {
-  int64_t resumed = 0, step = 0, updates = 0, nan_steps_in_row = 0, has_eval_loss = 0, has_best = 0, mean = 0, std = 0;
+  int64_t resumed = 0, step = 0, updates = 0, nan_steps_in_row = 0, has_eval_loss = 0, has_best = 0, mean = 0, std = 0, ema = 0;
   double eval_loss = 0, best_eval_loss = 0;
 };
 
@@ -50,7 +50,7 @@ absl::StatusOr<StartingPoint> ReadStartingPoint(const std::string& run_folder, c
   StartingPoint& start = *here;
   CheckpointContents& c = start.contents;
   Head head{start.resumed, c.state.step, c.state.updates, c.state.nan_steps_in_row, c.eval_loss.has_value(), c.has_best,
-            int64_t(c.statistics.mean.size()), int64_t(c.statistics.std.size()), c.eval_loss.value_or(0), c.best_eval_loss};
+            int64_t(c.statistics.mean.size()), int64_t(c.statistics.std.size()), int64_t(c.state.ema.size()), c.eval_loss.value_or(0), c.best_eval_loss};
   RETURN_IF_ERROR(communicator->BroadcastHost(&head, sizeof head, 0));
   if (head.resumed == 0) return here;
   start.resumed = true;
@@ -65,6 +65,7 @@ absl::StatusOr<StartingPoint> ReadStartingPoint(const std::string& run_folder, c
   for (auto* flat : {&c.state.parameters, &c.state.exp_avg, &c.state.exp_avg_sq}) {
     RETURN_IF_ERROR(Share(communicator, flat, table.flat_size));
   }
+  RETURN_IF_ERROR(Share(communicator, &c.state.ema, head.ema));
   return here;
 }
 
@@ -88,6 +89,7 @@ absl::StatusOr<std::string> ApplyInitialWeights(const std::string& path, const P
     return ErrorOf(v1::REASON_USER_ERROR, absl::StrCat("model.init_from: \"", Printable(path), "\" holds none of the model's parameters (such as \"",
                                                        table.parameters.empty() ? "" : table.parameters[0].name, "\")"));
   }
+  state->ema.clear();   // begins anew from what the weights are now
   return absl::StrCat("initial weights from ", Printable(path), ": ", taken, " of ", table.parameters.size(), " parameters, ",
                       file->tensors.size() - taken, " tensors of the file not used");
 }

@@ -14,6 +14,7 @@
 #include "absl/strings/str_cat.h"
 #include "base/channel/channel.h"
 #include "base/clock.h"
+#include "base/failpoint.h"
 #include "base/fs.h"
 #include "base/limits.h"
 #include "base/random.h"
@@ -85,6 +86,9 @@ class GrpcSession : public Session {
       report_.set_samples_per_s(samples_per_s);
     });
   }
+  void SetTotals(const v1::RankTotals& totals) override {
+    Change(/*urgent=*/false, [&] { *report_.mutable_totals() = totals; });
+  }
   void SetWaitingIn(std::function<std::string()> ask) override {
     std::lock_guard lock(ask_mutex_);
     ask_ = std::move(ask);
@@ -124,6 +128,10 @@ class GrpcSession : public Session {
   int64_t checkpoint_request() const override {
     std::lock_guard lock(mutex_);
     return orders_.checkpoint_request();
+  }
+  double peak_lr() const override {
+    std::lock_guard lock(mutex_);
+    return orders_.peak_lr();
   }
   void AbandonOnStop(std::atomic<bool>* flag) override {
     std::lock_guard lock(mutex_);
@@ -240,7 +248,7 @@ class GrpcSession : public Session {
     while (WaitForNext(sent_at)) {
       const v1::WorkerReport report = NextReport(&sent_step);
       sent_at = Now();
-      if (!stream->Write(report)) return false;
+      if (!Failpoint("worker.report").ok() || !stream->Write(report)) return false;
       // Metrics first: the end closes the stream.
       if (report.has_end()) return stream->WritesDone();
     }

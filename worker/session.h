@@ -29,6 +29,7 @@ class Session {
   // Optimizer steps done and to do, of the whole run; the first (1-based) this attempt runs.
   virtual void SetProgress(int64_t step, int64_t total_steps, int64_t first_step) = 0;
   virtual void SetCounters(int64_t nan_steps, int64_t skipped_samples, double samples_per_s) = 0;
+  virtual void SetTotals(const v1::RankTotals& totals) = 0;
   // Asked by the session's thread at each report; nullptr before what it asks goes away.
   virtual void SetWaitingIn(std::function<std::string()> ask) = 0;
   virtual void AddMetrics(const v1::StepMetrics& metrics) = 0;
@@ -40,6 +41,7 @@ class Session {
 
   virtual Want want() const = 0;
   virtual int64_t checkpoint_request() const = 0;
+  virtual double peak_lr() const = 0;   // as hierad has it now; 0: it has not said
   // Sets `flag` as soon as a stop is wanted (by hierad or SIGTERM), for waits that only it can end; nullptr: no more.
   virtual void AbandonOnStop(std::atomic<bool>* flag) = 0;
 

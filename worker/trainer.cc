@@ -1,5 +1,6 @@
 #include "worker/trainer.h"
 
+#include <algorithm>
 #include <cerrno>
 #include <cmath>
 #include <fcntl.h>
@@ -13,9 +14,12 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "base/clock.h"
+#include "base/failpoint.h"
 #include "base/fs.h"
 #include "base/job_validate.h"
 #include "base/status.h"
+#include "worker/data/image_dataset.h"
+#include "worker/metrics/picture.h"
 #include "worker/optim/schedule.h"
 #include "worker/resume.h"
 
@@ -25,6 +29,7 @@ namespace {
 constexpr size_t kRecentMetrics = 4096;          // sent once more after a resume: hierad may lack them
 constexpr int kSaveTries = 5;                    // failures in a row that end the attempt; 1, 2, 4, 8 s apart
 constexpr std::chrono::seconds kSpeedWindow{10};
+constexpr std::chrono::seconds kMemoryEvery{1};
 constexpr std::chrono::milliseconds kLockRetry{100};
 constexpr int kEvaluationBatchesPerLook = 32;    // between two looks for a stop
 
@@ -53,6 +58,8 @@ TrainEnd Trainer::Run() {
   };
   absl::StatusOr<TrainEnd> end = run();
   if (!end.ok()) end = TrainEnd{ReasonOf(end.status()), std::string(end.status().message())};
+  // A checkpoint that is being written is worth the wait: leaving the process would tear it.
+  if (writing_.valid()) (void)EndSave(/*wait=*/true);
   // A stop that ended a wait, rather than a step.
   if (end->reason == v1::REASON_CANCELLED && session_->want() != Session::Want::kCancel) end->reason = v1::REASON_PREEMPTED;
   return *std::move(end);
@@ -75,6 +82,7 @@ absl::Status Trainer::Prepare() {
 }
 
 absl::Status Trainer::Join() {
+  HIERAD_FAILPOINT("worker.join");
   Phase(v1::PHASE_RENDEZVOUS);
   if (options_.world_size == 1) {
     communicator_ = MakeSelfCommunicator();
@@ -105,6 +113,7 @@ absl::Status Trainer::Join() {
 }
 
 absl::Status Trainer::Load() {
+  HIERAD_FAILPOINT("worker.load");
   Phase(v1::PHASE_LOADING);
   Activity("loading");
   RETURN_IF_ERROR(Agree(communicator_.get(), options_.rank == 0 ? LockFolder() : absl::OkStatus()));
@@ -115,14 +124,13 @@ absl::Status Trainer::Load() {
   if (start.resumed) {
     statistics_ = contents.statistics;
     done_ = contents.state.step;
-    nan_in_row_ = contents.state.nan_steps_in_row;
     eval_loss_ = contents.eval_loss;
     has_best_ = contents.has_best;
     best_eval_loss_ = contents.best_eval_loss;
     saved_ = done_;
     spdlog::info("resuming after step {}", done_);
   }
-  first_done_ = done_;
+  first_done_ = given_ = done_;
   RETURN_IF_ERROR(Agree(communicator_.get(), OpenRun(done_)));
   const auto make = [&]() -> absl::Status {
     StepOptions step_options;
@@ -139,7 +147,24 @@ absl::Status Trainer::Load() {
     spdlog::info("{}", line);
     return step_->Load(state);
   };
-  return Agree(communicator_.get(), make());
+  RETURN_IF_ERROR(Agree(communicator_.get(), make()));
+  return VerifyRanks();
+}
+
+// What every rank computes alike is alike, unless memory or arithmetic is at fault somewhere.
+absl::Status Trainer::VerifyRanks() {
+  if (options_.world_size == 1) return absl::OkStatus();
+  Activity(absl::StrCat("the check of all ranks' parameters after step ", given_));
+  const auto hash = step_->ParameterHash();
+  uint64_t first = hash.value_or(0);
+  RETURN_IF_ERROR(communicator_->BroadcastHost(&first, sizeof first, 0));
+  absl::Status status = hash.status();
+  if (status.ok() && *hash != first) {
+    status = ErrorOf(v1::REASON_INTERNAL,
+                     absl::StrFormat("rank %d: the parameters after step %d are not those of rank 0 (hashes %016x and %016x): memory or arithmetic "
+                                     "of one of the two is at fault; the run goes on from the newest checkpoint", options_.rank, given_, *hash, first));
+  }
+  return Agree(communicator_.get(), status);
 }
 
 // Two writers would mix their metrics and remove each other's checkpoints. The kernel lets go when the process ends.
@@ -188,11 +213,17 @@ absl::Status Trainer::OpenRun(int64_t first_step) {
   }
   if (options_.rank == 0) {
     ASSIGN_OR_RETURN(checkpoints_, CheckpointFolder::Open(options_.run_folder));
+    checkpoints_->set_stage_hook(parts_.checkpoint_stage);
     ASSIGN_OR_RETURN(const auto infos, checkpoints_->List());
     session_->SetCheckpoints(infos);
     std::vector<v1::StepMetrics> recent;
     ASSIGN_OR_RETURN(metrics_, MetricsFile::Open(options_.run_folder, first_step, kRecentMetrics, &recent));
     for (const v1::StepMetrics& metrics : recent) session_->AddMetrics(metrics);
+    if (spec_.output().tensorboard()) {
+      auto events = EventFile::Open(options_.run_folder, first_step);
+      if (events.ok()) events_ = *std::move(events);
+      else Events(events.status());
+    }
   }
   Report();
   return absl::OkStatus();
@@ -215,9 +246,9 @@ absl::StatusOr<TrainEnd> Trainer::Train() {
     });
   }
   Phase(v1::PHASE_TRAINING);
-  while (done_ < length_.total_steps) {
+  while (given_ < length_.total_steps) {
     ASSIGN_OR_RETURN(const After after, TrainStep());
-    if (after == After::kStop && done_ < length_.total_steps) {
+    if (after == After::kStop && given_ < length_.total_steps) {
       Phase(v1::PHASE_STOPPING);
       RETURN_IF_ERROR(Finish());
       return Stopped();
@@ -230,104 +261,177 @@ absl::StatusOr<TrainEnd> Trainer::Train() {
 }
 
 absl::StatusOr<Trainer::After> Trainer::TrainStep() {
-  v1::StepMetrics metrics;
-  const bool first = done_ == first_done_;
-  ASSIGN_OR_RETURN(const StepResult result, RunStep(&metrics));
-  eval_loss_.reset();
-  if (first) {
-    spdlog::info("first step done {:.1f} s after the start of the process (step {}, loss {:.6g})", Seconds(Now() - options_.process_start),
-                 done_, result.loss);
+  RETURN_IF_ERROR(GiveStep());
+  const bool wait = given_ == length_.total_steps || EvaluationAfter(given_);
+  RETURN_IF_ERROR(TakeResults(wait ? 0 : step_->records_behind()));
+  if (watch_) watch_->End();
+  if (stop_agreed_) {
+    RETURN_IF_ERROR(TakeResults(0));
+    return After::kStop;
   }
-  const absl::Status numerics = CountNonFinite(result, metrics.lr());
-  bool stop = result.signals.stop;
-  if (numerics.ok() && !stop && EvaluationDue()) {
+  if (wishes_agreed_) {
+    RETURN_IF_ERROR(TakeResults(0));
+    RETURN_IF_ERROR(HearRankZero());
+  }
+  if (EvaluationAfter(given_)) {
     ASSIGN_OR_RETURN(const bool abandoned, Evaluate());
-    stop = stop || abandoned;
-    if (eval_loss_) metrics.set_eval_loss(*eval_loss_);
+    if (eval_loss_) evaluated_->set_eval_loss(*eval_loss_);
+    TakeMetrics(*std::exchange(evaluated_, std::nullopt));
+    if (abandoned) return After::kStop;
   }
-  TakeMetrics(metrics);
-  if (!numerics.ok()) {
-    // The weights are those before the first such step: worth keeping beside the older checkpoints.
-    if (options_.rank == 0) (void)Save(/*retain=*/false);
-    return numerics;
-  }
-  if (options_.rank == 0 && !stop && done_ < length_.total_steps) RETURN_IF_ERROR(SaveIfDue(result.signals.checkpoint));
-  return stop ? After::kStop : After::kGoOn;
+  const int64_t verify = spec_.step().verify_every_steps();
+  if (verify > 0 && given_ % verify == 0) RETURN_IF_ERROR(VerifyRanks());
+  if (options_.rank == 0 && given_ < length_.total_steps) RETURN_IF_ERROR(SaveIfDue());
+  return After::kGoOn;
 }
 
-absl::StatusOr<StepResult> Trainer::RunStep(v1::StepMetrics* metrics) {
-  const auto begin = Now();
-  const double waited_before = loader_->data_wait_s();
+absl::Status Trainer::GiveStep() {
+  Given given{Now(), -loader_->data_wait_s(), {}, 0};
   // Told apart for the ranks that wait for this one: a slow reader is no dead peer.
-  Activity(absl::StrCat("reading the data of step ", done_ + 1));
+  Activity(absl::StrCat("reading the data of step ", given_ + 1));
   std::vector<MicroBatch> batches;
   for (int i = 0; i < spec_.step().accumulation(); ++i) {
     ASSIGN_OR_RETURN(const MicroBatch batch, ahead_.has_value() ? *std::exchange(ahead_, std::nullopt) : loader_->Next());
     batches.push_back(batch);
   }
   // The next step's first batch goes to the GPU while this step computes; what ails it is that step's matter.
-  if (options_.cuda && done_ + 1 < length_.total_steps) {
+  if (options_.cuda && given_ + 1 < length_.total_steps) {
     ahead_ = loader_->Next();
     if (ahead_->ok()) step_->Prefetch(**ahead_);
   }
-  const int64_t samples = length_.RealSamples(done_);
-  const double lr = LearningRate(spec_, done_, length_.total_steps);
-  Activity(absl::StrCat("step ", done_ + 1));
-  watched_step_ = done_ + 1;
+  given.data_wait_s += loader_->data_wait_s();
+  const int64_t samples = length_.RealSamples(given_);
+  const double lr = LearningRate(spec_, given_, length_.total_steps);
+  given.metrics.set_samples(samples);
+  given.metrics.set_lr(lr);
+  for (const MicroBatch& batch : batches) given.own_samples += batch.real;
+  Activity(absl::StrCat("step ", given_ + 1));
+  watched_step_ = given_ + 1;
+  HIERAD_FAILPOINT("worker.step");
   if (watch_) watch_->Begin();
-  ASSIGN_OR_RETURN(StepResult result, step_->Run(batches, samples, lr, Signals()));
-  if (watch_) watch_->End();
-  RETURN_IF_ERROR(communicator_->CheckAsync());
-  ++done_;
-  metrics->set_step(done_);
-  metrics->set_epoch(double(done_) / double(length_.steps_per_epoch));
-  metrics->set_loss(result.loss);
-  metrics->set_grad_norm(result.grad_norm);
-  metrics->set_lr(lr);
-  metrics->set_samples(samples);
-  metrics->set_step_s(Seconds(Now() - begin));
-  metrics->set_data_wait_s(loader_->data_wait_s() - waited_before);
-  metrics->set_skipped(result.skipped);
-  metrics->set_time_ms(Clock::System().UnixMs());
-  WatchSpeed(samples);
-  return result;
+  RETURN_IF_ERROR(step_->Run(batches, samples, lr, Signals()));
+  ++given_;
+  under_way_.push_back(std::move(given));
+  eval_loss_.reset();
+  return absl::OkStatus();
 }
 
-// Checkpoints are asked for by rank 0 alone: two ranks that heard of one request at different steps would save twice.
+absl::Status Trainer::TakeResults(int still_under_way) {
+  while (int(under_way_.size()) > still_under_way) RETURN_IF_ERROR(TakeResult());
+  if (snapshot_.has_value() && done_ >= snapshot_->step) writing_ = std::async(std::launch::async, WritingOfSnapshot());
+  return options_.rank == 0 ? EndSave(/*wait=*/false) : absl::OkStatus();
+}
+
+absl::Status Trainer::TakeResult() {
+  ASSIGN_OR_RETURN(const StepResult result, step_->Take());
+  RETURN_IF_ERROR(communicator_->CheckAsync());
+  HIERAD_FAILPOINT("worker.stepped");
+  const Given given = std::move(under_way_.front());
+  under_way_.pop_front();
+  if (done_ == first_done_) {
+    spdlog::info("first step done {:.1f} s after the start of the process (step {}, loss {:.6g})", Seconds(Now() - options_.process_start),
+                 done_ + 1, result.loss);
+  }
+  if (result.step != ++done_) {
+    return ErrorOf(v1::REASON_INTERNAL, absl::StrCat("the result of step ", result.step, " came where that of step ", done_, " was awaited"));
+  }
+  v1::StepMetrics metrics = given.metrics;
+  metrics.set_step(done_);
+  metrics.set_epoch(double(done_) / double(length_.steps_per_epoch));
+  metrics.set_loss(result.loss);
+  metrics.set_grad_norm(result.grad_norm);
+  const auto now = Now();
+  metrics.set_step_s(Seconds(now - std::max(given.began, taken_at_)));
+  metrics.set_data_wait_s(given.data_wait_s);
+  taken_at_ = now;
+  if (result.times.has_value()) {
+    // What the device did not notice was hidden behind the step before.
+    if (step_->records_behind() > 0) metrics.set_data_wait_s(std::min(given.data_wait_s, result.times->idle_s));
+    metrics.set_forward_s(result.times->forward_s);
+    metrics.set_backward_s(result.times->backward_s);
+    metrics.set_communication_s(result.times->communication_s);
+    metrics.set_optimizer_s(result.times->optimizer_s);
+  }
+  metrics.set_skipped(result.skipped);
+  metrics.set_time_ms(Clock::System().UnixMs());
+  WatchSpeed(metrics.samples());
+  AddTotals(metrics, given.own_samples);
+  stop_agreed_ |= result.signals.stop;
+  wishes_agreed_ |= result.signals.checkpoint;
+  const absl::Status numerics = CheckNumerics(result, metrics.lr());
+  if (numerics.ok() && !stop_agreed_ && EvaluationAfter(done_)) {
+    evaluated_ = metrics;
+  } else {
+    TakeMetrics(metrics);
+  }
+  // The weights are those before the first such step: worth keeping beside the older checkpoints.
+  if (!numerics.ok() && options_.rank == 0) (void)SaveNow(/*halted=*/true);
+  return numerics;
+}
+
+void Trainer::AddTotals(const v1::StepMetrics& metrics, int64_t own_samples) {
+  totals_.set_step_count(totals_.step_count() + 1);
+  totals_.set_samples(totals_.samples() + own_samples);
+  totals_.set_step_s(totals_.step_s() + metrics.step_s());
+  totals_.set_data_wait_s(totals_.data_wait_s() + metrics.data_wait_s());
+  totals_.set_forward_s(totals_.forward_s() + metrics.forward_s());
+  totals_.set_backward_s(totals_.backward_s() + metrics.backward_s());
+  totals_.set_communication_s(totals_.communication_s() + metrics.communication_s());
+  totals_.set_optimizer_s(totals_.optimizer_s() + metrics.optimizer_s());
+  // A CPU step reads a file of the kernel's for it: now and then will do.
+  if (totals_.step_count() == 1 || Now() - memory_asked_at_ >= kMemoryEvery) {
+    memory_asked_at_ = Now();
+    totals_.set_memory_bytes(step_->peak_memory_bytes());
+  }
+}
+
+// Checkpoints and other rates are asked for by rank 0 alone: two ranks that heard of one wish at different steps would
+// follow it at different steps.
 StepSignals Trainer::Signals() {
   StepSignals signals;
   signals.stop = StopWanted();
+  if (options_.rank != 0) return signals;
   const int64_t request = session_->checkpoint_request();
-  if (options_.rank == 0 && request > requests_taken_) {
-    requests_taken_ = request;
-    signals.checkpoint = true;
-  }
+  save_asked_ = save_asked_ || request > requests_taken_;
+  requests_taken_ = std::max(requests_taken_, request);
+  const double lr = session_->peak_lr();
+  if (lr > 0 && std::isfinite(lr) && lr != PeakLr(spec_)) lr_asked_ = lr;
+  // Once for one wish: its result comes some steps later.
+  signals.checkpoint = !wishes_raised_ && (save_asked_ || lr_asked_ > 0);
+  wishes_raised_ |= signals.checkpoint;
   return signals;
+}
+
+// With no step under way, after one in which rank 0 has raised the checkpoint signal: what for. A new rate comes with a
+// checkpoint, so that a later attempt goes on from where it began.
+absl::Status Trainer::HearRankZero() {
+  double lr = std::exchange(lr_asked_, 0.0);
+  save_asked_ = wishes_raised_ = wishes_agreed_ = false;
+  checkpoint_agreed_ = true;
+  RETURN_IF_ERROR(communicator_->BroadcastHost(&lr, sizeof lr, 0));
+  if (lr <= 0) return absl::OkStatus();
+  spdlog::info("peak learning rate {:.6g}, until now {:.6g}, from step {} on", lr, PeakLr(spec_), done_ + 1);
+  spec_.mutable_optimizer()->set_lr(lr);
+  return absl::OkStatus();
 }
 
 bool Trainer::StopWanted() const { return IsSet(options_.terminate) || session_->want() != Session::Want::kRun; }
 
-absl::Status Trainer::CountNonFinite(const StepResult& result, double lr) {
-  if (!result.skipped) {
-    nan_in_row_ = 0;
-    return absl::OkStatus();
-  }
-  ++nan_in_row_;
+absl::Status Trainer::CheckNumerics(const StepResult& result, double lr) {
+  if (!result.skipped) return absl::OkStatus();
   ++nan_steps_;
   const std::string seen = absl::StrFormat("step %d: loss %g, gradient norm %g, lr %g", done_, result.loss, result.grad_norm, lr);
   spdlog::warn("non-finite, no update: {}", seen);
-  const bool stop = spec_.step().on_nan() == "stop";
-  if (!stop && nan_in_row_ < spec_.step().max_nan_steps()) return absl::OkStatus();
-  const std::string why = stop ? "step.on_nan is stop"
-                               : absl::StrCat(nan_in_row_, " such steps in a row are step.max_nan_steps");
-  nan_in_row_ = 0;   // of the checkpoint that is left: who resumes it starts counting anew
+  if (!result.halted) return absl::OkStatus();
+  const std::string why = spec_.step().on_nan() == "stop" ? "step.on_nan is stop"
+                                                          : absl::StrCat(result.nan_in_row, " such steps in a row are step.max_nan_steps");
   return ErrorOf(v1::REASON_NUMERICS, absl::StrCat("non-finite loss or gradient at ", seen, "; ", why,
                                                    "; lower optimizer.lr or blr, or check the data"));
 }
 
-bool Trainer::EvaluationDue() const {
+bool Trainer::EvaluationAfter(int64_t step) const {
   if (!eval_dataset_) return false;
-  return done_ % (length_.steps_per_epoch * spec_.eval().every_epochs()) == 0 || done_ == length_.total_steps;
+  return step % (length_.steps_per_epoch * spec_.eval().every_epochs()) == 0 || step == length_.total_steps;
 }
 
 absl::Status Trainer::EvaluateBatch(Loader* loader, DoublePair* sum) {
@@ -378,69 +482,181 @@ absl::StatusOr<bool> Trainer::Evaluate() {
 void Trainer::TakeMetrics(const v1::StepMetrics& metrics) {
   if (options_.rank == 0) {
     // What is not written is kept; if it lasts, the next checkpoint fails on it.
-    if (absl::Status status = metrics_->Append(metrics); !status.ok()) spdlog::warn("{}", std::string(status.message()));
+    absl::Status status = metrics_->Append(metrics);
+    if (status.ok()) status = Failpoint("worker.metrics");
+    if (!status.ok()) spdlog::warn("{}", std::string(status.message()));
     session_->AddMetrics(metrics);
+    if (events_) Events(events_->Add(metrics));
+    if (PicturesDue()) DrawPictures();
   }
   Report();
 }
 
-absl::Status Trainer::SaveIfDue(bool asked) {
+void Trainer::Events(const absl::Status& status) {
+  if (status.ok()) return;
+  spdlog::warn("no more TensorBoard events from this attempt: {}", std::string(status.message()));
+  events_.reset();
+}
+
+bool Trainer::PicturesDue() const {
+  const int64_t every = spec_.output().pictures_every_epochs();
+  if (every == 0 || geometry_->spec.task() != "mae" || geometry_->dims > 2 || spec_.step().mode() == "fused") return false;
+  return done_ % (length_.steps_per_epoch * every) == 0 || done_ == length_.total_steps;
+}
+
+// The first samples of the held-out set, or of the training set, in their deterministic form: always the same ones under
+// the same masks, so that pictures of two steps can be compared. What fails here never ends a run.
+void Trainer::DrawPictures() {
+  const auto draw = [this]() -> absl::Status {
+    Activity(absl::StrCat("the pictures of step ", done_));
+    const Dataset& data = eval_dataset_ ? *eval_dataset_ : *dataset_;
+    const int rows = spec_.step().batch_per_rank();
+    MicroBatch batch;
+    batch.real = int32_t(std::min<int64_t>({kPictureSamples, rows, data.count()}));
+    int64_t elements = spec_.model().in_chans();
+    for (const int64_t extent : geometry_->input_size) elements *= extent;
+    std::vector<float> x(size_t(rows * elements), 0.0f);
+    std::vector<int64_t> labels(size_t(rows), -1);
+    std::vector<uint64_t> ids(size_t(rows), 0);
+    for (int64_t row = 0; row < batch.real; ++row) {
+      ids[size_t(row)] = uint64_t(row);
+      RETURN_IF_ERROR(data.Read({uint64_t(row), uint64_t(row), spec_.seed(), 0, /*augment=*/false}, x.data() + row * elements));
+    }
+    batch.x_BCS = x.data();
+    batch.labels_B = labels.data();
+    batch.visit_ids_B = ids.data();
+    ASSIGN_OR_RETURN(const Reconstruction r, step_->Reconstruct(batch));
+    const auto& d = spec_.data();
+    std::vector<double> mean, spread;
+    if (d.source() == "images") {
+      ImageStatistics(d, int(r.channels), &mean, &spread);
+    } else {   // from the least value, black, to the largest
+      const auto [low, high] = std::minmax_element(r.input.begin(), r.input.end());
+      const double range = *high > *low ? double(*high) - double(*low) : 1;
+      mean = {-double(*low) / range};
+      spread = {1 / range};
+    }
+    const Picture picture = geometry_->dims == 2 ? DrawImages(r, mean, spread) : DrawSignals(r);
+    ASSIGN_OR_RETURN(const std::string png, EncodePng(picture));
+    const std::string folder = JoinPath(options_.run_folder, "pictures");
+    RETURN_IF_ERROR(MakeFolders(folder));
+    RETURN_IF_ERROR(WriteFileAtomic(JoinPath(folder, absl::StrFormat("step-%09d.png", done_)), png));
+    ASSIGN_OR_RETURN(const std::vector<std::string> names, ListFolder(folder));
+    for (size_t i = 0; i + kPicturesKept < names.size(); ++i) RETURN_IF_ERROR(RemoveTree(JoinPath(folder, names[i])));
+    if (events_) Events(events_->AddPicture(done_, "reconstruction", picture.width, picture.height, png));
+    return absl::OkStatus();
+  };
+  if (const absl::Status drawn = draw(); !drawn.ok()) spdlog::warn("no pictures of step {}: {}", done_, std::string(drawn.message()));
+}
+
+absl::Status Trainer::SaveIfDue() {
   const bool retry = save_failures_ > 0 && Now() >= retry_save_at_;
-  const bool due = asked || (save_failures_ == 0 && done_ % spec_.checkpoint().every_steps() == 0);
+  const bool due = checkpoint_agreed_ || (save_failures_ == 0 && given_ % spec_.checkpoint().every_steps() == 0);
   if (!due && !retry) return absl::OkStatus();
-  const absl::Status status = Save(/*retain=*/true);
-  if (status.ok()) {
+  checkpoint_agreed_ = snapshot_.has_value();   // the one before still waits for its results: after the next step, then
+  if (checkpoint_agreed_) return absl::OkStatus();
+  RETURN_IF_ERROR(EndSave(/*wait=*/true));
+  if (const absl::Status taken = TakeSnapshot(/*retain=*/true); !taken.ok()) return TakeWritten(taken);
+  return TakeResults(int(under_way_.size()));
+}
+
+absl::Status Trainer::TakeSnapshot(bool retain) {
+  if (saved_ == given_) return absl::OkStatus();
+  const v1::Phase before = phase_;
+  Phase(v1::PHASE_CHECKPOINTING);
+  HIERAD_FAILPOINT("worker.save");
+  Activity(absl::StrCat("the checkpoint of step ", given_));
+  Saving saving{given_, retain, Now(), nullptr, {}};
+  saving.contents.statistics = statistics_;
+  saving.contents.eval_loss = eval_loss_;
+  saving.contents.has_best = has_best_;
+  saving.contents.best_eval_loss = best_eval_loss_;
+  auto snapshot = step_->Snapshot();
+  if (snapshot.ok()) {
+    saving.snapshot = *std::move(snapshot);
+    snapshot_ = std::move(saving);
+  }
+  Phase(before);
+  return snapshot.status();
+}
+
+std::function<absl::StatusOr<v1::CheckpointInfo>()> Trainer::WritingOfSnapshot() {
+  writing_step_ = snapshot_->step;
+  writing_began_ = snapshot_->began;
+  return [this, saving = *std::exchange(snapshot_, std::nullopt), flushed = metrics_->Flush()]() mutable -> absl::StatusOr<v1::CheckpointInfo> {
+    ASSIGN_OR_RETURN(saving.contents.state, saving.snapshot->Read());
+    saving.snapshot.reset();
+    saving.contents.state.step = saving.step;
+    if (saving.forget_nan) saving.contents.state.nan_steps_in_row = 0;
+    absl::Status synced = flushed.ok() ? metrics_->SyncFlushed() : flushed;
+    if (!synced.ok()) {
+      return ErrorOf(v1::REASON_CHECKPOINT, absl::StrCat("metrics.jsonl could not be written: ", std::string(synced.message())));
+    }
+    auto written = checkpoints_->Write(saving.contents, table_, spec_);
+    if (!written.ok() || !saving.retain) return written;
+    if (absl::Status status = checkpoints_->Retain(spec_.checkpoint()); !status.ok()) {
+      spdlog::warn("an old checkpoint could not be removed: {}", std::string(status.message()));
+    }
+    return written;
+  };
+}
+
+absl::Status Trainer::EndSave(bool wait) {
+  if (!writing_.valid() || (!wait && writing_.wait_for(std::chrono::seconds(0)) != std::future_status::ready)) return absl::OkStatus();
+  return TakeWritten(writing_.get());
+}
+
+absl::Status Trainer::TakeWritten(const absl::StatusOr<v1::CheckpointInfo>& written) {
+  if (written.ok()) {
+    HIERAD_FAILPOINT("worker.saved");
     save_failures_ = 0;
+    saved_ = writing_step_;
+    const auto infos = checkpoints_->List();
+    if (infos.ok()) session_->SetCheckpoints(*infos);
+    totals_.set_checkpoint_count(totals_.checkpoint_count() + 1);
+    totals_.set_checkpoint_s(Seconds(Now() - writing_began_));
+    session_->SetTotals(totals_);
+    spdlog::info("checkpoint of step {}: {} MB in {:.2f} s", saved_, written->bytes() / 1'000'000, Seconds(Now() - writing_began_));
     return absl::OkStatus();
   }
-  spdlog::error("{}", std::string(status.message()));
+  spdlog::error("{}", std::string(written.status().message()));
   // Weights that are already lost: the next steps say so themselves.
-  if (ReasonOf(status) == v1::REASON_NUMERICS) return absl::OkStatus();
+  if (ReasonOf(written.status()) == v1::REASON_NUMERICS) return absl::OkStatus();
   // It may pass (a shared file system, a disk being cleared): training goes on and tries again.
-  if (++save_failures_ >= kSaveTries) return status;
+  if (++save_failures_ >= kSaveTries) return written.status();
   retry_save_at_ = Now() + std::chrono::seconds(1 << (save_failures_ - 1));
   return absl::OkStatus();
 }
 
-absl::Status Trainer::Save(bool retain) {
+// The checkpoint of step done_, written before this returns. `halted`: steps under way beyond it change nothing; who resumes it
+// starts counting non-finite steps anew.
+absl::Status Trainer::SaveNow(bool halted) {
+  if (writing_.valid()) (void)TakeWritten(writing_.get());
+  snapshot_.reset();
   if (saved_ == done_) return absl::OkStatus();
   const v1::Phase before = phase_;
   Phase(v1::PHASE_CHECKPOINTING);
-  Activity(absl::StrCat("the checkpoint of step ", done_));
-  const auto begin = Now();
-  CheckpointContents contents;
-  ASSIGN_OR_RETURN(contents.state, step_->Save());
-  contents.state.step = done_;
-  contents.state.nan_steps_in_row = nan_in_row_;
-  contents.statistics = statistics_;
-  contents.eval_loss = eval_loss_;
-  contents.has_best = has_best_;
-  contents.best_eval_loss = best_eval_loss_;
-  if (absl::Status synced = metrics_->Sync(); !synced.ok()) {
-    return ErrorOf(v1::REASON_CHECKPOINT, absl::StrCat("metrics.jsonl could not be written: ", std::string(synced.message())));
+  absl::Status status = TakeSnapshot(/*retain=*/!halted);
+  if (status.ok() && snapshot_.has_value()) {
+    snapshot_->step = done_;
+    snapshot_->forget_nan = halted;
+    const auto written = WritingOfSnapshot()();
+    status = written.status();
+    if (written.ok()) (void)TakeWritten(written);
   }
-  const auto written = checkpoints_->Write(contents, table_, spec_);
   Phase(before);
-  RETURN_IF_ERROR(written.status());
-  saved_ = done_;
-  if (retain) {
-    if (absl::Status status = checkpoints_->Retain(spec_.checkpoint()); !status.ok()) {
-      spdlog::warn("an old checkpoint could not be removed: {}", std::string(status.message()));
-    }
-  }
-  const auto infos = checkpoints_->List();
-  if (infos.ok()) session_->SetCheckpoints(*infos);
-  spdlog::info("checkpoint of step {}: {} MB in {:.2f} s", done_, written->bytes() / 1'000'000, Seconds(Now() - begin));
-  return absl::OkStatus();
+  return status;
 }
 
 // The last checkpoint and, at the end of the schedule, the export; the other ranks wait, so that none goes before it stands.
 absl::Status Trainer::Finish() {
+  HIERAD_FAILPOINT("worker.finish");
   const auto finish = [this]() -> absl::Status {
     if (options_.rank != 0) return absl::OkStatus();
-    absl::Status status = Save(/*retain=*/true);
+    if (events_) Events(events_->Flush());
+    absl::Status status = SaveNow(/*halted=*/false);
     // Once more: this one is not made again at a later step.
-    if (!status.ok() && ReasonOf(status) == v1::REASON_CHECKPOINT) status = Save(/*retain=*/true);
+    if (!status.ok() && ReasonOf(status) == v1::REASON_CHECKPOINT) status = SaveNow(/*halted=*/false);
     RETURN_IF_ERROR(status);
     if (done_ < length_.total_steps) return absl::OkStatus();
     ASSIGN_OR_RETURN(const TrainState state, step_->Save());
@@ -466,6 +682,8 @@ void Trainer::Activity(const std::string& activity) { communicator_->SetActivity
 void Trainer::Report() {
   session_->SetProgress(done_, length_.total_steps, first_done_ + 1);
   session_->SetCounters(nan_steps_, loader_ ? loader_->skipped_samples() : 0, samples_per_s_);
+  totals_.set_skipped_samples(loader_ ? loader_->skipped_samples() : 0);
+  session_->SetTotals(totals_);
 }
 
 void Trainer::WatchSpeed(int64_t samples) {

@@ -7,6 +7,7 @@
 #include <chrono>
 #include <deque>
 #include <functional>
+#include <future>
 #include <memory>
 #include <optional>
 #include <string>
@@ -24,6 +25,7 @@
 #include "worker/comm/communicator.h"
 #include "worker/data/dataset.h"
 #include "worker/data/loader.h"
+#include "worker/metrics/event_file.h"
 #include "worker/metrics/metrics_file.h"
 #include "worker/session.h"
 #include "worker/step/step.h"
@@ -52,6 +54,7 @@ struct TrainerParts {
   std::chrono::milliseconds rendezvous_timeout{180'000};
   std::chrono::milliseconds folder_timeout{20'000};    // for a former attempt to let go of the run folder
   CommunicatorOptions communicator;    // its limits
+  CheckpointFolder::StageHook checkpoint_stage;        // CheckpointFolder's
   StepWatch::Limits watch;
   // Ends the process: called from the watch's thread, does not return.
   std::function<void(v1::Reason, const std::string&)> give_up;
@@ -64,6 +67,9 @@ struct TrainEnd {
 
 class Trainer {
  public:
+  static constexpr int kPictureSamples = 4;
+  static constexpr size_t kPicturesKept = 100;
+
   Trainer(TrainerOptions options, TrainerParts parts, Session* session);
   ~Trainer();
 
@@ -80,22 +86,36 @@ class Trainer {
   absl::Status OpenRun(int64_t first_step);
   absl::StatusOr<TrainEnd> Train();
 
-  // One optimizer step and all that follows it.
+  // One optimizer step and all that follows it. A step is given, and its result taken some steps later (Step::records_behind):
+  // on every rank the same number of steps, so that all act on a result at the same step.
   absl::StatusOr<After> TrainStep();
-  absl::StatusOr<StepResult> RunStep(v1::StepMetrics* metrics);
+  absl::Status GiveStep();
+  absl::Status TakeResults(int still_under_way);
+  absl::Status TakeResult();
   StepSignals Signals();
-  absl::Status CountNonFinite(const StepResult& result, double lr);
+  absl::Status HearRankZero();
+  absl::Status CheckNumerics(const StepResult& result, double lr);
+  absl::Status VerifyRanks();
   // True: abandoned, because a stop is wanted.
   absl::StatusOr<bool> Evaluate();
   absl::Status EvaluateBatch(Loader* loader, DoublePair* sum);
+  void AddTotals(const v1::StepMetrics& metrics, int64_t own_samples);
   void TakeMetrics(const v1::StepMetrics& metrics);
-  absl::Status SaveIfDue(bool asked);
-  absl::Status Save(bool retain);
+  void Events(const absl::Status& status);
+  bool PicturesDue() const;
+  void DrawPictures();
+  // A checkpoint: a snapshot between two steps, and once the results up to it are in metrics.jsonl, a thread that writes it.
+  absl::Status SaveIfDue();
+  absl::Status TakeSnapshot(bool retain);
+  std::function<absl::StatusOr<v1::CheckpointInfo>()> WritingOfSnapshot();
+  absl::Status EndSave(bool wait);
+  absl::Status TakeWritten(const absl::StatusOr<v1::CheckpointInfo>& written);
+  absl::Status SaveNow(bool halted);
   absl::Status Finish();
   TrainEnd Stopped() const;
 
   bool StopWanted() const;
-  bool EvaluationDue() const;
+  bool EvaluationAfter(int64_t step) const;
   void Phase(v1::Phase phase);
   void Activity(const std::string& activity);
   void Report();
@@ -118,20 +138,38 @@ class Trainer {
   UniqueFd lock_;                                 // rank 0: on the run folder
   std::optional<CheckpointFolder> checkpoints_;   // rank 0
   std::optional<MetricsFile> metrics_;            // rank 0
+  std::optional<EventFile> events_;               // rank 0; for people only: what it cannot write is said once and let be
   RunLength length_{};
 
   // Kept by checkpoints.
   ChannelStatistics statistics_;
-  int64_t done_ = 0;               // optimizer steps
-  int64_t nan_in_row_ = 0;
-  std::optional<double> eval_loss_;    // at step done_
+  int64_t done_ = 0;               // optimizer steps whose results are taken
+  std::optional<double> eval_loss_;    // at step given_
   bool has_best_ = false;
   double best_eval_loss_ = 0;
+
+  int64_t given_ = 0;              // optimizer steps given to the step
+  struct Given {
+    std::chrono::nanoseconds began;
+    double data_wait_s;
+    v1::StepMetrics metrics;       // as far as it is known before
+    int64_t own_samples = 0;       // real ones of this rank
+  };
+  std::deque<Given> under_way_;    // steps done_ + 1 to given_
+  std::chrono::nanoseconds taken_at_{0};
+  std::optional<v1::StepMetrics> evaluated_;   // of a step whose evaluation is to come
+  bool stop_agreed_ = false, checkpoint_agreed_ = false;
+  bool wishes_raised_ = false, wishes_agreed_ = false;   // the checkpoint signal: given by this rank 0, come back in a result
 
   int64_t first_done_ = 0;         // at the start of this attempt
   int64_t saved_ = -1;             // newest step saved
   int64_t nan_steps_ = 0;
+  // Rank 0: what hierad has asked for and all ranks are to hear of after the step under way.
   int64_t requests_taken_ = 0;     // checkpoint requests
+  bool save_asked_ = false;
+  double lr_asked_ = 0;            // 0: no other rate
+  v1::RankTotals totals_;          // of this attempt
+  std::chrono::nanoseconds memory_asked_at_{0};
   int save_failures_ = 0;
   std::chrono::nanoseconds retry_save_at_{0};
   double samples_per_s_ = 0;
@@ -139,6 +177,20 @@ class Trainer {
 
   std::atomic<int64_t> watched_step_{0};
   std::unique_ptr<StepWatch> watch_;   // CUDA
+
+  struct Saving {
+    int64_t step;
+    bool retain;
+    std::chrono::nanoseconds began;
+    std::shared_ptr<StateSnapshot> snapshot;
+    CheckpointContents contents;       // but for the state
+    bool forget_nan = false;
+  };
+  std::optional<Saving> snapshot_;     // its results are still to come
+  int64_t writing_step_ = 0;
+  std::chrono::nanoseconds writing_began_{0};
+  // Last: its end waits for the thread, which uses the members above.
+  std::future<absl::StatusOr<v1::CheckpointInfo>> writing_;
 };
 
 }  // namespace hierad

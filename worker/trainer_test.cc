@@ -16,6 +16,8 @@
 
 #include <spdlog/spdlog.h>
 
+#include "absl/strings/str_cat.h"
+#include "base/clock.h"
 #include "base/fs.h"
 #include "base/job_yaml.h"
 #include "base/sha256.h"
@@ -52,6 +54,7 @@ class Trainers : public ::testing::Test {
     std::function<void(FakeSession*, int rank)> prepare = [](FakeSession*, int) {};
     FakeStep::Faults faults;
     std::function<void(TrainerOptions*)> change = [](TrainerOptions*) {};
+    CheckpointFolder::StageHook stage;   // of rank 0's checkpoints
     // Sees the session at the end; what it returns follows the reason and message.
     std::function<std::string(const FakeSession&)> look = [](const FakeSession&) { return std::string(); };
   };
@@ -129,6 +132,7 @@ class Trainers : public ::testing::Test {
     attempt.change(&options);
     TrainerParts parts;
     parts.folder_timeout = std::chrono::milliseconds(200);
+    parts.checkpoint_stage = attempt.stage;
     parts.make_step = [&](const StepOptions& o, const Geometry& g, const ParameterTable& t, Communicator* c) {
       return absl::StatusOr<std::unique_ptr<Step>>(std::make_unique<FakeStep>(o, g, t, c, attempt.faults));
     };
@@ -137,6 +141,11 @@ class Trainers : public ::testing::Test {
     return v1::Reason_Name(end.reason) + " " + end.message + " " + attempt.look(*session);
   }
 
+  // Until the checkpoint, which a thread writes, stands.
+  static void AwaitCheckpoint(const std::string& folder, int64_t step) {
+    const auto deadline = Clock::System().Monotonic() + std::chrono::seconds(60);
+    while (!Exists(folder + "/checkpoints/" + CheckpointName(step)) && Clock::System().Monotonic() < deadline) SleepFor(std::chrono::milliseconds(1));
+  }
   // The columns that do not depend on time.
   static std::string Lines(const std::string& folder) {
     std::ifstream in(folder + "/metrics.jsonl");
@@ -148,7 +157,7 @@ class Trainers : public ::testing::Test {
       EXPECT_EQ(m.step(), expected++);
       m.clear_step_s();
       m.clear_data_wait_s();
-      m.clear_time_ms();
+      m.clear_time_ms();   // phases: FakeStep tells none
       all += MetricsLine(m) + "\n";
     }
     return all;
@@ -207,7 +216,11 @@ TEST_F(Trainers, TrainToTheEnd) {
   EXPECT_EQ(model->tensors.count("pos_embed"), 1u);
 }
 
-TEST_F(Trainers, KilledAtAnyStepEndWithTheSameWeights) {
+// With results that are taken at once, one step and three steps behind.
+class TrainersBehind : public Trainers, public ::testing::WithParamInterface<int> {};
+INSTANTIATE_TEST_SUITE_P(Lag, TrainersBehind, ::testing::Values(0, 1, 3));
+
+TEST_P(TrainersBehind, KilledAtAnyStepEndWithTheSameWeights) {
   const std::string undisturbed = NewFolder();
   ASSERT_THAT(Run(2, {}, undisturbed)[1], HasSubstr("REASON_COMPLETED completed 18 steps"));
   int attempts = 0;
@@ -216,8 +229,13 @@ TEST_F(Trainers, KilledAtAnyStepEndWithTheSameWeights) {
   for (uint64_t k = 0; ends[0].find("COMPLETED") == std::string::npos; ++k) {
     ASSERT_LT(++attempts, 40);
     Attempt attempt;
-    attempt.prepare = [k](FakeSession* session, int rank) {
-      const RandomStream draws{11, Draw::kOrder, uint32_t(k), 0};
+    attempt.faults.records_behind = GetParam();
+    const RandomStream draws{11, Draw::kOrder, uint32_t(k), 0};
+    // In the middle of a checkpoint's writing, too.
+    attempt.stage = [left = draws.Word(2) % 3 == 0 ? int(5 + draws.Word(3) % 20) : 1000](const char*) mutable {
+      if (--left == 0) kill(getpid(), SIGKILL);
+    };
+    attempt.prepare = [draws](FakeSession* session, int rank) {
       if (rank != int(draws.Word(0) % 2)) return;
       const int64_t after = 3 + draws.Word(1) % 6;
       const bool saving = draws.Word(2) % 2 == 0;
@@ -228,7 +246,7 @@ TEST_F(Trainers, KilledAtAnyStepEndWithTheSameWeights) {
         if (saving && rank == 0 && phase == v1::PHASE_CHECKPOINTING && step >= session->first_step - 1 + after) kill(getpid(), SIGKILL);
       };
     };
-    if (attempts > 12) attempt.prepare = [](FakeSession*, int) {};
+    if (attempts > 12) attempt.prepare = [](FakeSession*, int) {}, attempt.stage = nullptr;
     ends = Run(2, attempt, folder_);
   }
   EXPECT_GT(attempts, 3);
@@ -272,14 +290,56 @@ TEST_F(Trainers, SignalsAndCancellation) {
 
 TEST_F(Trainers, ACheckpointIsTakenOnRequestOnce) {
   Attempt attempt;
-  attempt.prepare = [](FakeSession* session, int) {
-    session->on_step = [](FakeSession* s, int64_t step) {
+  const std::string folder = folder_;
+  attempt.prepare = [folder](FakeSession* session, int rank) {
+    session->on_step = [folder, rank](FakeSession* s, int64_t step) {
+      if (rank != 0) return;
       if (step == 5) s->request = 1;
-      if (step == 7) kill(getpid(), SIGKILL);
+      if (step == 7) AwaitCheckpoint(folder, 6), kill(getpid(), SIGKILL);
     };
   };
   EXPECT_THAT(Run(2, attempt, folder_), Contains("killed"));
   EXPECT_THAT(Saved(folder_), ElementsAre(CheckpointName(4), CheckpointName(6)));
+}
+
+TEST_F(Trainers, AnotherRateIsTakenOnByAllRanksAtOneStepAndSurvivesAKill) {
+  // Each rank's rates, step by step.
+  const auto rates = [&](Attempt attempt, const std::string& folder) {
+    std::string seen;
+    attempt.faults.see_rate = [&](int64_t step, double lr) { seen += " " + std::to_string(step) + ":" + std::to_string(lr); };
+    attempt.look = [&](const FakeSession&) { return seen; };
+    return Run(2, attempt, folder);
+  };
+  Attempt change;
+  change.prepare = [](FakeSession* session, int rank) {
+    session->on_step = [rank](FakeSession* s, int64_t step) {
+      if (step == 5 && rank == 0) s->wanted_lr = 0.02;
+    };
+  };
+  const auto whole = rates(change, folder_);
+  EXPECT_EQ(whole[0], whole[1]);
+  // Heard of after step 5, told in step 6, which is saved.
+  EXPECT_THAT(Saved(folder_), Contains(CheckpointName(16)));
+  EXPECT_THAT(whole[0], HasSubstr("completed 18 steps"));
+
+  const std::string other = NewFolder();
+  Attempt killed = change;
+  killed.prepare = [](FakeSession* session, int rank) {
+    session->on_step = [rank](FakeSession* s, int64_t step) {
+      if (step == 5 && rank == 0) s->wanted_lr = 0.02;
+      if (step == 7) kill(getpid(), SIGKILL);
+    };
+  };
+  EXPECT_THAT(rates(killed, other), Contains("killed"));
+  EXPECT_THAT(Saved(other), ElementsAre(CheckpointName(4), CheckpointName(6)));
+  Attempt again;
+  again.change = [](TrainerOptions* options) { options->spec.mutable_optimizer()->set_lr(0.02); };
+  EXPECT_THAT(rates(again, other)[0], HasSubstr("completed 18 steps"));
+  EXPECT_EQ(Weights(other), Weights(folder_));
+  Attempt unchanged;
+  const std::string third = NewFolder();
+  rates(unchanged, third);
+  EXPECT_NE(Weights(third), Weights(folder_));
 }
 
 TEST_F(Trainers, NonFiniteStepsAreSkippedUpToTheLimit) {
@@ -294,6 +354,47 @@ TEST_F(Trainers, NonFiniteStepsAreSkippedUpToTheLimit) {
   // What is left can be resumed, and starts counting anew.
   EXPECT_THAT(Saved(folder_), Contains(CheckpointName(12)));
   EXPECT_THAT(Run(2, {}, folder_)[0], HasSubstr("completed 18 steps"));
+}
+
+// What is under way when a step halts the run changes nothing: the same end, file and checkpoint as without a lag.
+TEST_P(TrainersBehind, DecisionsThatLagChangeNothing) {
+  Attempt attempt;
+  attempt.faults.records_behind = GetParam();
+  attempt.faults.non_finite = [](int64_t step) { return step == 2 || (step >= 9 && step < 12); };
+  attempt.change = [](TrainerOptions* options) { options->spec.mutable_checkpoint()->set_every_steps(1); };
+  for (const std::string& end : Run(2, attempt, folder_)) EXPECT_THAT(end, HasSubstr("REASON_NUMERICS non-finite loss or gradient at step 12"));
+  EXPECT_THAT(Saved(folder_), Contains(CheckpointName(12)));
+  const std::string lines = Lines(folder_);
+  EXPECT_EQ(std::count(lines.begin(), lines.end(), '\n'), 12);
+  attempt.faults.non_finite = [](int64_t) { return false; };
+  EXPECT_THAT(Run(2, attempt, folder_)[0], HasSubstr("completed 18 steps"));
+  const std::string at_once = NewFolder();
+  attempt.faults.non_finite = [](int64_t step) { return step == 2 || (step >= 9 && step < 12); };
+  attempt.faults.records_behind = 0;
+  (void)Run(2, attempt, at_once);
+  attempt.faults.non_finite = [](int64_t) { return false; };
+  EXPECT_THAT(Run(2, attempt, at_once)[0], HasSubstr("completed 18 steps"));
+  EXPECT_EQ(Weights(folder_), Weights(at_once));
+  EXPECT_EQ(Lines(folder_), Lines(at_once));
+}
+
+// A stop that one rank hears is agreed on by all at one step, however late the results are looked at.
+TEST_P(TrainersBehind, AStopIsAgreedAtOneStep) {
+  Attempt attempt;
+  attempt.faults.records_behind = GetParam();
+  attempt.prepare = [](FakeSession* session, int rank) {
+    session->on_step = [rank](FakeSession* s, int64_t step) {
+      if (rank == 1 && step == 4) s->wanted = Session::Want::kPause;
+    };
+  };
+  const std::string wanted = absl::StrCat("REASON_PREEMPTED stopped after step ", 5 + 2 * GetParam(), ", which is saved");
+  for (const std::string& end : Run(2, attempt, folder_)) EXPECT_THAT(end, HasSubstr(wanted));
+  attempt.prepare = [](FakeSession*, int) {};
+  EXPECT_THAT(Run(2, attempt, folder_)[0], HasSubstr("completed 18 steps"));
+  const std::string undisturbed = NewFolder();
+  ASSERT_THAT(Run(2, {}, undisturbed)[0], HasSubstr("COMPLETED"));
+  EXPECT_EQ(Weights(folder_), Weights(undisturbed));
+  EXPECT_EQ(Lines(folder_), Lines(undisturbed));
 }
 
 TEST_F(Trainers, NonFiniteStopsAtOnceWhereAsked) {
@@ -346,9 +447,10 @@ TEST_F(Trainers, ADamagedNewestCheckpointIsPassedOver) {
   const std::string undisturbed = NewFolder();
   ASSERT_THAT(Run(2, {}, undisturbed)[0], HasSubstr("COMPLETED"));
   Attempt killed;
-  killed.prepare = [](FakeSession* session, int) {
-    session->on_step = [](FakeSession*, int64_t step) {
-      if (step == 10) kill(getpid(), SIGKILL);
+  const std::string folder = folder_;
+  killed.prepare = [folder](FakeSession* session, int rank) {
+    session->on_step = [folder, rank](FakeSession*, int64_t step) {
+      if (step == 10 && rank == 0) AwaitCheckpoint(folder, 8), kill(getpid(), SIGKILL);
     };
   };
   EXPECT_THAT(Run(2, killed, folder_), Contains("killed"));

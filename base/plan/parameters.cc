@@ -1,5 +1,6 @@
 #include "base/plan/parameters.h"
 
+#include <cmath>
 #include <string>
 #include <utility>
 
@@ -21,6 +22,8 @@ class TableBuilder {
     p.size = 1;
     for (int64_t extent : shape) p.size *= extent;
     p.decay = may_decay && shape.size() > 1;
+    p.matrix = in_block_ && shape.size() == 2;
+    p.layer = layer_;
     p.name = std::move(name);
     p.shape = std::move(shape);
     p.init = init;
@@ -55,6 +58,7 @@ class TableBuilder {
 
   void Block(const std::string& name, int64_t dim, int64_t dim_out, double mlp_ratio) {
     const int64_t hidden = int64_t(double(dim_out) * mlp_ratio);
+    in_block_ = true;
     Norm(name + ".norm1", dim);
     Linear(name + ".attn.qkv", dim, 3 * dim_out);
     Linear(name + ".attn.proj", dim_out, dim_out);
@@ -62,18 +66,27 @@ class TableBuilder {
     Linear(name + ".mlp.fc1", dim_out, hidden);
     Linear(name + ".mlp.fc2", hidden, dim_out);
     if (dim != dim_out) Linear(name + ".proj", dim, dim_out);
+    in_block_ = false;
   }
+
+  // What is added from here on belongs to this layer.
+  void SetLayer(int layer) { layer_ = layer; }
 
   void Scale(double factor) {  // of the last module: weight and bias
     const size_t n = table_.parameters.size();
     table_.parameters[n - 2].init_scale = table_.parameters[n - 1].init_scale = factor;
   }
 
-  ParameterTable Take() { return std::move(table_); }
+  ParameterTable Take() {
+    table_.num_layers = layer_ + 1;
+    return std::move(table_);
+  }
 
  private:
   const Init linear_weight_, bias_;
-  ParameterTable table_{{}, 0, 0};
+  ParameterTable table_{{}, 0, 0, 0};
+  bool in_block_ = false;
+  int layer_ = 0;
 };
 
 }  // namespace
@@ -89,14 +102,18 @@ ParameterTable ParameterTable::For(const Geometry& g) {
     table.Add("pos_embed", {1, g.num_tokens, dim}, Init::kTruncatedNormal02, 0, false);
   }
   if (mae) {
+    table.SetLayer(int(g.blocks.size()) + 1);
     table.Add("mask_token", {1, 1, g.decoder_dim}, Init::kTruncatedNormal02);
     table.Add("decoder_pos_embed", {1, g.num_tokens_final, g.decoder_dim}, Init::kTruncatedNormal02);
+    table.SetLayer(0);
   }
   table.Convolution("patch_embed.proj", g.spec.in_chans(), dim, g.patch_kernel,
                     mae ? Init::kXavierUniform : Init::kTruncatedNormal02);
   for (const BlockShape& block : g.blocks) {
+    table.SetLayer(block.index + 1);
     table.Block(absl::StrCat("blocks.", block.index), block.dim_in, block.dim_out, g.spec.mlp_ratio());
   }
+  table.SetLayer(int(g.blocks.size()) + 1);
   if (!mae) {
     table.Norm("norm", g.encoder_dim_out);
     table.Linear("head.projection", g.encoder_dim_out, g.spec.num_classes());
@@ -116,6 +133,10 @@ ParameterTable ParameterTable::For(const Geometry& g) {
   table.Norm("decoder_norm", g.decoder_dim);
   table.Linear("decoder_pred", g.decoder_dim, g.pred_dim);
   return table.Take();
+}
+
+double RateFactor(int layer, int num_layers, const v1::OptimizerSpec& optimizer) {
+  return optimizer.has_layer_decay() ? std::pow(optimizer.layer_decay(), num_layers - 1 - layer) : 1.0;
 }
 
 const Parameter* ParameterTable::Find(const std::string& name) const {

@@ -26,6 +26,9 @@ struct Parameter {
   double init_scale;            // factor after initialisation (FAIR's head: 0.001), else 1
   int64_t fan_in;               // of kTorchUniform
   bool decay;                   // weight decay applies
+  bool matrix;                  // weight of a linear layer inside a block: Muon's, where that is the optimizer
+  // For layer decay, as timm counts: 0 what stands before the blocks, block i of the encoder i + 1, and behind them all the rest.
+  int layer;
   int64_t size;                 // elements
   int64_t offset;               // elements, in the flat fp32 buffers; multiples of kParameterAlign
 };
@@ -36,9 +39,13 @@ struct ParameterTable {
   std::vector<Parameter> parameters;
   int64_t flat_size;            // elements, padding included
   int64_t num_elements;         // without padding
+  int num_layers;               // of Parameter::layer
 
   static ParameterTable For(const Geometry& geometry);
   const Parameter* Find(const std::string& name) const;   // nullptr: unknown
 };
+
+// Factor of the rate of a parameter: layer_decay to the number of layers behind its own.
+double RateFactor(int layer, int num_layers, const v1::OptimizerSpec& optimizer);
 
 }  // namespace hierad

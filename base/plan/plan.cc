@@ -1,6 +1,8 @@
 #include "base/plan/plan.h"
 
 #include <algorithm>
+#include <cstring>
+#include <map>
 #include <optional>
 #include <utility>
 
@@ -16,6 +18,7 @@ struct BlockTape {
   std::string name;
   BlockShape shape{};
   int64_t rows_in = 0, rows_out = 0, windows = 1, keys = 0, hidden = 0;
+  bool keep = true;   // the tensors below are kept until backward
   int draw = 0;   // index of the block among those with drop path
   TensorId x = kNone, xn = kNone, mean1 = kNone, rstd1 = kNone, qkv = kNone, o = kNone, lse = kNone, argmax = kNone;
   TensorId pool_argmax = kNone, x1 = kNone, xn2 = kNone, mean2 = kNone, rstd2 = kNone, h = kNone;
@@ -36,6 +39,7 @@ class StepPlan {
     plan_.forward_ops = int(plan_.forward_backward.size());
     FlatBuffers();
     if (!plan_.options.features) {
+      EmitMark("forward done", StepPhase::kForward);
       mae_ ? HeadsAndDecoderBackward() : ClassifierBackward();
       EncoderBackward();
       PatchBackward();
@@ -55,6 +59,10 @@ class StepPlan {
   }
   static Part StagePart(int stage) { return Part(int(Part::kStage1) + std::min(stage, 5)); }
 
+  bool Checkpointed(int stage) const {
+    const auto& stages = spec_.step().checkpoint_stages();
+    return std::find(stages.begin(), stages.end(), stage + 1) != stages.end();
+  }
   int64_t Kept(int64_t tokens_full) const { return tokens_full / g_.num_mask_units * g_.num_kept; }
 
   void Input() {
@@ -70,6 +78,7 @@ class StepPlan {
     plan_.source_ids = staged("source_ids", {2, batch_}, DType::kI64);
     plan_.source_labels = staged("source_labels", {2, batch_}, DType::kI64);
     plan_.record = b_.Add("record", {int64_t(sizeof(StepRecord))}, DType::kU8, Arena::kPersistent);
+    if (!plan_.options.features) EmitMark("step begins", StepPhase::kIdle);
     plan_.loss_partials = b_.Add("loss_partials", {batch_}, DType::kF64, Arena::kPersistent);
     const TensorId scale = b_.Constants("input_scale", std::vector<float>(channels, 1.0f));
     const TensorId shift = b_.Constants("input_shift", std::vector<float>(channels, 0.0f));
@@ -92,9 +101,10 @@ class StepPlan {
     const int64_t rows = batch_ * tokens_, dim = g_.spec.embed_dim();
     patch_dim_ = g_.spec.in_chans();
     for (int64_t k : g_.patch_kernel) patch_dim_ *= k;
-    std::vector<int32_t> order;
-    for (int64_t position : g_.UnrollOrder()) order.push_back(int32_t(position));
-    unroll_ = b_.Table("unroll_order", order);
+    unroll_ = b_.Table("unroll_order", g_.num_tokens, [this] {
+      const std::vector<int64_t> order = g_.UnrollOrder();
+      return std::vector<int32_t>(order.begin(), order.end());
+    });
     patch_rows_ = b_.InT("patch_rows", rows, patch_dim_);
     b_.Emit("patch gather", PatchGather{plan_.x, plan_.keep_mask, plan_.keep_idx, unroll_, patch_rows_, batch_},
             {plan_.x, plan_.keep_mask, plan_.keep_idx, unroll_}, {patch_rows_});
@@ -110,9 +120,9 @@ class StepPlan {
   // Takes the residual that makes x with it, where that one waits.
   TensorId Norm(const std::string& parameter, TensorId x, int64_t rows, int64_t cols, TensorId* mean, TensorId* rstd) {
     const TensorId gamma = b_.Master(parameter + ".weight"), beta = b_.Master(parameter + ".bias");
-    const TensorId y = b_.InT(parameter, rows, cols);
-    *mean = b_.Activation(parameter + ".mean", {rows}, b_.real());
-    *rstd = b_.Activation(parameter + ".rstd", {rows}, b_.real());
+    const TensorId y = b_.InT(parameter + again_, rows, cols);
+    *mean = b_.Activation(parameter + again_ + ".mean", {rows}, b_.real());
+    *rstd = b_.Activation(parameter + again_ + ".rstd", {rows}, b_.real());
     const LayerNorm norm{x, gamma, beta, y, *mean, *rstd, rows, cols};
     if (waiting_.has_value() && waiting_->out == x) {
       const Residual r = *std::exchange(waiting_, std::nullopt);
@@ -174,8 +184,8 @@ class StepPlan {
     return {dres.real, dy};
   }
 
-  // One block: x [rows_in, dim_in] -> [rows_out, dim_out].
-  TensorId Block(const std::string& name, const BlockShape& shape, TensorId x, int64_t tokens_in, int64_t windows, int draw) {
+  // A block up to its MLP's hidden layer: all that backward reads again.
+  BlockTape BlockFront(const std::string& name, const BlockShape& shape, TensorId x, int64_t tokens_in, int64_t windows, int draw) {
     BlockTape t;
     t.name = name;
     t.shape = shape;
@@ -187,34 +197,43 @@ class StepPlan {
     t.keys = tokens_in / windows;
     t.hidden = int64_t(double(shape.dim_out) * g_.spec.mlp_ratio());
     const int64_t din = shape.dim_in, d = shape.dim_out, head_dim = d / shape.heads, queries = t.keys / shape.q_stride;
+    const std::string at = name + again_;   // of tensors
 
     t.xn = Norm(name + ".norm1", x, t.rows_in, din, &t.mean1, &t.rstd1);
-    t.qkv = b_.InT(name + ".attn.qkv", t.rows_in, 3 * d);
+    t.qkv = b_.InT(at + ".attn.qkv", t.rows_in, 3 * d);
     b_.Linear(name + ".attn.qkv", t.xn, t.qkv, t.rows_in, din, 3 * d);
-    t.o = b_.InT(name + ".attn", t.rows_out, d);
-    t.lse = b_.Activation(name + ".attn.lse", {batch_, shape.heads, windows, queries}, b_.real());
-    if (shape.q_stride > 1) t.argmax = b_.Activation(name + ".attn.argmax", {t.rows_out, d}, DType::kU8);
-    b_.Emit(name + ".attn", Attention{t.qkv, t.o, t.lse, t.argmax, batch_, windows, t.keys, shape.q_stride, shape.heads, head_dim},
+    t.o = b_.InT(at + ".attn", t.rows_out, d);
+    t.lse = b_.Activation(at + ".attn.lse", {batch_, shape.heads, windows, queries}, b_.real());
+    if (shape.q_stride > 1) t.argmax = b_.Activation(at + ".attn.argmax", {t.rows_out, d}, DType::kU8);
+    b_.Emit(at + ".attn", Attention{t.qkv, t.o, t.lse, t.argmax, batch_, windows, t.keys, shape.q_stride, shape.heads, head_dim},
             {t.qkv}, {t.o, t.lse, t.argmax}, 4.0 * batch_ * windows * queries * t.keys * d);
-    const TensorId y = b_.InT(name + ".attn.proj", t.rows_out, d);
+    const TensorId y = b_.InT(at + ".attn.proj", t.rows_out, d);
     b_.Linear(name + ".attn.proj", t.o, y, t.rows_out, d, d);
     TensorId base = x;
     if (din != d) {
-      const TensorId skip = b_.InT(name + ".proj", t.rows_in, d);
+      const TensorId skip = b_.InT(at + ".proj", t.rows_in, d);
       b_.Linear(name + ".proj", t.xn, skip, t.rows_in, din, d);
-      base = b_.InReal(name + ".pooled", t.rows_out, d);
+      base = b_.InReal(at + ".pooled", t.rows_out, d);
       if (shape.q_stride > 1) {
-        t.pool_argmax = b_.Activation(name + ".pool.argmax", {t.rows_out, d}, DType::kU8);
-        b_.Emit(name + ".pool", MaxPool{skip, base, t.pool_argmax, batch_, t.rows_out / batch_, d, shape.q_stride}, {skip}, {base, t.pool_argmax});
+        t.pool_argmax = b_.Activation(at + ".pool.argmax", {t.rows_out, d}, DType::kU8);
+        b_.Emit(at + ".pool", MaxPool{skip, base, t.pool_argmax, batch_, t.rows_out / batch_, d, shape.q_stride}, {skip}, {base, t.pool_argmax});
       } else {
-        b_.Emit(name + ".pool", Cast{skip, base, t.rows_out * d}, {skip}, {base});
+        b_.Emit(at + ".pool", Cast{skip, base, t.rows_out * d}, {skip}, {base});
       }
     }
-    t.x1 = b_.InReal(name + ".x1", t.rows_out, d);
-    AddResidual(name + ".residual1", t, base, y, t.x1, 0);
+    t.x1 = b_.InReal(at + ".x1", t.rows_out, d);
+    AddResidual(at + ".residual1", t, base, y, t.x1, 0);
     t.xn2 = Norm(name + ".norm2", t.x1, t.rows_out, d, &t.mean2, &t.rstd2);
-    t.h = b_.InT(name + ".mlp.fc1", t.rows_out, t.hidden);
+    t.h = b_.InT(at + ".mlp.fc1", t.rows_out, t.hidden);
     b_.Linear(name + ".mlp.fc1", t.xn2, t.h, t.rows_out, d, t.hidden);
+    return t;
+  }
+
+  // One block: x [rows_in, dim_in] -> [rows_out, dim_out]. `keep`: what backward reads is kept, else computed again there.
+  TensorId Block(const std::string& name, const BlockShape& shape, TensorId x, int64_t tokens_in, int64_t windows, int draw, bool keep) {
+    BlockTape t = BlockFront(name, shape, x, tokens_in, windows, draw);
+    t.keep = keep;
+    const int64_t d = shape.dim_out;
     const TensorId g = b_.InT(name + ".mlp.gelu", t.rows_out, t.hidden);
     b_.Emit(name + ".mlp.gelu", Gelu{t.h, g, t.rows_out * t.hidden}, {t.h}, {g});
     const TensorId y2 = b_.InT(name + ".mlp.fc2", t.rows_out, d);
@@ -225,8 +244,18 @@ class StepPlan {
     return x2;
   }
 
+  // What backward reads of a block: as kept, or, from the block's input, by the same operations once more, so the same bits.
+  BlockTape TapeOf(const BlockTape& t) {
+    if (t.keep) return t;
+    again_ = " again";
+    const BlockTape again = BlockFront(t.name, t.shape, t.x, t.rows_in / batch_, t.windows, t.draw);
+    again_.clear();
+    return again;
+  }
+
   // Takes and returns the gradient of the residual stream. `enters`: what is returned goes straight into a layer.
-  Flow BlockBackward(const BlockTape& t, Flow dres, bool enters) {
+  Flow BlockBackward(const BlockTape& tape, Flow dres, bool enters) {
+    const BlockTape t = TapeOf(tape);
     const std::string& name = t.name;
     const int64_t din = t.shape.dim_in, d = t.shape.dim_out;
     const Flow dy2 = BranchGradient(name + ".d_fc2", t, dres, 1);
@@ -283,7 +312,7 @@ class StepPlan {
       b_.Enter(StagePart(shape.stage), false);
       const int64_t tokens_in = Kept(shape.tokens_full_in);
       const int64_t windows = shape.mask_unit_attn ? g_.num_kept : 1;
-      x_ = Block(absl::StrCat("blocks.", shape.index), shape, x_, tokens_in, windows, shape.index);
+      x_ = Block(absl::StrCat("blocks.", shape.index), shape, x_, tokens_in, windows, shape.index, !Checkpointed(shape.stage));
       tokens_ = tokens_in / shape.q_stride;
       if (shape.index == g_.stage_ends[shape.stage]) stage_output_.push_back(x_);
     }
@@ -307,7 +336,7 @@ class StepPlan {
       const int stage = g_.fusion_stages[i];
       const int64_t taps = Taps(i), dim = StageDim(stage);
       const bool identity = i + 1 == g_.fusion_stages.size();
-      const TensorId order = b_.Table(absl::StrCat("fusion_order.", stage), FusionOrder(g_, stage));
+      const TensorId order = b_.Table(absl::StrCat("fusion_order.", stage), finals * taps, [&] { return FusionOrder(g_, stage); });
       fusion_orders_.insert(fusion_orders_.begin(), order);
       const TensorId to = identity ? fused_ : b_.InT(absl::StrCat("fusion_rows.", stage), rows, taps * dim);
       fusion_rows_.insert(fusion_rows_.begin(), to);
@@ -325,7 +354,7 @@ class StepPlan {
     const int64_t dd = g_.decoder_dim, units = g_.num_mask_units, all = g_.num_tokens_final;
     const TensorId y = b_.InT("decoder_embed", rows, dd);
     b_.Linear("decoder_embed", encoded_, y, rows, e, dd);
-    final_order_ = b_.Table("final_order", FinalOrder(g_));
+    final_order_ = b_.Table("final_order", all, [this] { return FinalOrder(g_); });
     const TensorId token = b_.Master("mask_token"), position = b_.Master("decoder_pos_embed");
     x_ = b_.InReal("decoder_tokens", batch_ * all, dd);
     b_.Emit("decoder assemble",
@@ -333,7 +362,7 @@ class StepPlan {
             {y, token, position, plan_.keep_mask, plan_.keep_idx, final_order_}, {x_});
     for (int i = 0; i < g_.decoder_depth; ++i) {
       BlockShape shape{i, 0, dd, dd, g_.decoder_heads, 1, false, all, all, 0.0};
-      x_ = Block(absl::StrCat("decoder_blocks.", i), shape, x_, all, 1, 0);
+      x_ = Block(absl::StrCat("decoder_blocks.", i), shape, x_, all, 1, 0, !spec_.step().checkpoint_decoder());
     }
     decoder_out_ = x_;
     decoded_ = Norm("decoder_norm", x_, batch_ * all, dd, &decoder_mean_, &decoder_rstd_);
@@ -341,7 +370,7 @@ class StepPlan {
     b_.Linear("decoder_pred", decoded_, plan_.pred, batch_ * all, dd, g_.pred_dim);
 
     b_.Enter(Part::kLoss, false);
-    const TensorId label_index = b_.Table("label_index", LabelIndex(g_));
+    const TensorId label_index = b_.Table("label_index", all * g_.pred_dim, [this] { return LabelIndex(g_); });
     dpred_ = b_.InT("d_pred", batch_ * all, g_.pred_dim);
     const int64_t sample = b_.At(plan_.x).shape[1] * b_.At(plan_.x).shape[2];
     b_.Emit("loss",
@@ -436,6 +465,12 @@ class StepPlan {
             std::move(reads), {dposition, dtemporal, scratch});
     b_.LinearBackward("patch_embed.proj", patch_rows_, d_tokens_.narrow, kNone, rows, patch_dim_, dim, d_tokens_.parts);
     b_.EmitSums("patch_embed sums");
+    // After the last gradients, wherever they were made.
+    EmitMark("backward done", StepPhase::kBackward, b_.Gradient("patch_embed.proj.bias"));
+  }
+
+  void EmitMark(const char* name, StepPhase phase, TensorId after = kNone) {
+    b_.Emit(name, Mark{plan_.scalars, plan_.record, phase}, {plan_.scalars, plan_.record, after}, {plan_.record});
   }
 
   void PooledNorm() {
@@ -488,6 +523,9 @@ class StepPlan {
     if (plan_.options.features) return;
     plan_.gradients = whole("gradients", b_.real(), Arena::kGradients);
     plan_.moments = whole("moments", b_.real(), Arena::kMoments);
+    plan_.saved = whole("snapshot", DType::kU8, Arena::kSnapshot);
+    plan_.ring = b_.Add("ring", {kRecordSlots, int64_t(sizeof(RecordSlot))}, DType::kU8, Arena::kRecords);
+    if (plan_.ranks > 1) plan_.tail = whole("gradient tail", b_.real(), Arena::kGradients);
   }
 
   void Update() {
@@ -495,32 +533,101 @@ class StepPlan {
     const int64_t size = plan_.table.flat_size;
     decay_ = b_.Add("decay", {size / kParameterAlign}, DType::kU8, Arena::kPersistent);
     const TensorId partials = b_.Add("norm_partials", {kNormParts}, DType::kF64, Arena::kPersistent);
-    b_.Emit("gradient norm", GradientNorm{plan_.scalars, plan_.gradients, partials, plan_.loss_partials, plan_.record, size, batch_},
+    if (plan_.ranks > 1) {
+      b_.Emit("unpack tail", UnpackTail{plan_.tail, plan_.loss_partials, plan_.record, batch_}, {plan_.tail, plan_.record},
+              {plan_.loss_partials, plan_.record});
+      EmitMark("gradients of all ranks", StepPhase::kCommunication);
+    }
+    b_.Emit("gradient norm", GradientNorm{plan_.scalars, plan_.gradients, partials, plan_.loss_partials, plan_.record, size, batch_, plan_.ranks == 1},
             {plan_.scalars, plan_.gradients, plan_.loss_partials, plan_.record}, {partials, plan_.record});
     const v1::OptimizerSpec& o = spec_.optimizer();
+    if (o.layer_decay() < 1 && o.has_layer_decay()) scale_ = b_.Add("rate factors", {size / kParameterAlign}, DType::kF32, Arena::kPersistent);
     b_.Emit("adamw",
-            AdamW{plan_.scalars, plan_.master, plan_.gradients, plan_.moments, decay_, plan_.compute, plan_.record, size, o.beta1(),
+            AdamW{plan_.scalars, plan_.master, plan_.gradients, plan_.moments, decay_, scale_, plan_.compute, plan_.record, size, o.beta1(),
                   o.beta2(), o.eps(), o.weight_decay(), o.clip_norm()},
-            {plan_.scalars, plan_.master, plan_.gradients, plan_.moments, decay_, plan_.record},
+            {plan_.scalars, plan_.master, plan_.gradients, plan_.moments, decay_, scale_, plan_.record},
             {plan_.master, plan_.moments, plan_.compute});
+    if (o.name() == "muon") Muon();
+    if (plan_.num_moments > 2) {
+      b_.Emit("average of the weights", AverageWeights{plan_.record, plan_.master, plan_.moments, size, o.ema_decay()},
+              {plan_.record, plan_.master, plan_.moments}, {plan_.moments});
+    }
+    b_.EmitSnapshot("snapshot", SnapshotState{plan_.master, plan_.moments, plan_.record, plan_.saved},
+                    {plan_.master, plan_.moments, plan_.record}, {plan_.saved});
+    EmitMark("update done", StepPhase::kOptimizer, plan_.master);
+    b_.Emit("record", PublishRecord{plan_.record, plan_.ring}, {plan_.record}, {plan_.record, plan_.ring});
+  }
+
+  // Matrices of one shape together; what is needed on the way lies where the activations were.
+  void Muon() {
+    std::map<std::pair<int64_t, int64_t>, std::vector<int>> shapes;
+    for (size_t p = 0; p < plan_.table.parameters.size(); ++p) {
+      const Parameter& parameter = plan_.table.parameters[p];
+      if (parameter.matrix) shapes[{parameter.shape[0], parameter.shape[1]}].push_back(int(p));
+    }
+    for (const auto& [shape, matrices] : shapes) {
+      const auto [rows, cols] = shape;
+      const int64_t count = int64_t(matrices.size()), shorter = std::min(rows, cols), longer = std::max(rows, cols);
+      const std::string name = absl::StrCat("muon ", rows, "x", cols);
+      const TensorId places = b_.Add(name + " places", {count}, DType::kI64, Arena::kPersistent);
+      places_.push_back({places, matrices});
+      const v1::OptimizerSpec& o = spec_.optimizer();
+      const TensorId scratch = b_.Activation(name + " scratch", {count, kMuonParts}, DType::kF64);
+      TensorId x = b_.Activation(name + " x", {count, shorter, longer}, b_.compute());
+      b_.Emit(name + " momentum",
+              MuonMomentum{plan_.record, plan_.gradients, plan_.moments, places, x, scratch, count, rows, cols, o.muon_momentum(), o.clip_norm(),
+                           o.muon_nesterov()},
+              {plan_.record, plan_.gradients, plan_.moments, places}, {plan_.moments, x, scratch});
+      for (int round = 0; round < kMuonRounds; ++round) {
+        const std::string at = absl::StrCat(name, " round ", round);
+        const TensorId gram = b_.Activation(at + " gram", {count, shorter, shorter}, b_.compute());
+        b_.Emit(at + " gram", BatchedGemm{x, x, kNone, gram, count, shorter, shorter, longer, true, 1, 0}, {x}, {gram},
+                2.0 * double(count * shorter * shorter * longer));
+        const TensorId poly = b_.Activation(at + " polynomial", {count, shorter, shorter}, b_.compute());
+        b_.Emit(at + " polynomial", BatchedGemm{gram, gram, gram, poly, count, shorter, shorter, shorter, false, kMuonC, kMuonB}, {gram}, {poly},
+                2.0 * double(count * shorter * shorter * shorter));
+        const TensorId next = b_.Activation(at, {count, shorter, longer}, b_.compute());
+        b_.Emit(at, BatchedGemm{poly, x, x, next, count, shorter, longer, shorter, false, 1, kMuonA}, {poly, x}, {next},
+                2.0 * double(count * shorter * shorter * longer));
+        x = next;
+      }
+      b_.Emit(name + " update", MuonUpdate{plan_.scalars, plan_.record, x, places, scale_, plan_.master, plan_.compute, count, rows, cols, o.weight_decay()},
+              {plan_.scalars, plan_.record, x, places, scale_, plan_.master}, {plan_.master, plan_.compute});
+    }
   }
 
  public:
-  // After the parameters have their places: a byte per kParameterAlign elements.
-  void AddDecayFlags() {
+  // After the parameters have their places: what the update knows of each kParameterAlign elements, and Muon of its matrices.
+  void AddUpdateTables() {
     if (decay_ == kNone) return;
-    Constant constant{decay_, std::vector<uint8_t>(plan_.flat_size / kParameterAlign, 0)};
+    std::vector<uint8_t> groups(plan_.flat_size / kParameterAlign, kWithoutDecay);
+    std::vector<float> scales(groups.size(), 1.0f);
+    const v1::OptimizerSpec& o = spec_.optimizer();
     for (size_t p = 0; p < plan_.table.parameters.size(); ++p) {
       const Parameter& parameter = plan_.table.parameters[p];
-      if (!parameter.decay) continue;
       const int64_t first = plan_.parameter_offset[p] / kParameterAlign;
-      const int64_t groups = (parameter.size + kParameterAlign - 1) / kParameterAlign;
-      std::fill_n(constant.bytes.begin() + first, groups, uint8_t{1});
+      const int64_t count = (parameter.size + kParameterAlign - 1) / kParameterAlign;
+      const bool muon = o.name() == "muon" && parameter.matrix;
+      std::fill_n(groups.begin() + first, count, muon ? kNotAdamW : parameter.decay ? kWithDecay : kWithoutDecay);
+      std::fill_n(scales.begin() + first, count, float(RateFactor(parameter.layer, plan_.table.num_layers, o)));
     }
-    plan_.constants.push_back(std::move(constant));
+    plan_.constants.push_back({decay_, std::move(groups)});
+    if (scale_ != kNone) AddConstant(scale_, scales);
+    for (const auto& [tensor, matrices] : places_) {
+      std::vector<int64_t> places;
+      for (int p : matrices) places.push_back(plan_.parameter_offset[p]);
+      AddConstant(tensor, places);
+    }
   }
 
  private:
+  template <typename V>
+  void AddConstant(TensorId tensor, const std::vector<V>& values) {
+    Constant constant{tensor, std::vector<uint8_t>(values.size() * sizeof(V))};
+    std::memcpy(constant.bytes.data(), values.data(), constant.bytes.size());
+    plan_.constants.push_back(std::move(constant));
+  }
+
   Plan& plan_;
   const Geometry& g_;
   const v1::JobSpec& spec_;
@@ -538,8 +645,10 @@ class StepPlan {
   Flow d_fused_in_t_{kNone}, d_tokens_{kNone};
   std::optional<Residual> waiting_;   // for the norm of what it makes
   std::string waiting_name_;
+  std::string again_;                 // in the names of tensors that are computed once more
   TensorId decoder_out_ = kNone, decoded_ = kNone, decoder_mean_ = kNone, decoder_rstd_ = kNone, dpred_ = kNone;
-  TensorId pooled_ = kNone, head_in_ = kNone, d_encoder_ = kNone, decay_ = kNone;
+  TensorId pooled_ = kNone, head_in_ = kNone, d_encoder_ = kNone, decay_ = kNone, scale_ = kNone;
+  std::vector<std::pair<TensorId, std::vector<int>>> places_;   // of Muon's matrices, by index in the table
 };
 
 }  // namespace
@@ -563,7 +672,7 @@ static absl::Status CheckIndexTypes(const Geometry& g) {
 
 int64_t Plan::TotalBytes() const {
   int64_t total = 0;
-  for (int64_t bytes : arena_bytes) total += bytes;
+  for (int arena = 0; arena < kNumArenas; ++arena) total += Arena(arena) == Arena::kRecords ? 0 : arena_bytes[arena];
   return total;
 }
 
@@ -582,10 +691,13 @@ absl::StatusOr<Plan> Plan::Make(const v1::JobSpec& spec, const PlanOptions& opti
   plan.table = ParameterTable::For(plan.geometry);
   plan.options = options;
   plan.batch = spec.step().batch_per_rank();
+  plan.ranks = std::max(1, spec.resources().ranks());
+  plan.reduce_bf16 = spec.step().reduce_dtype() == "bf16";
+  plan.num_moments = spec.optimizer().ema_decay() > 0 ? 3 : 2;
   plan.accumulate = spec.step().accumulation() > 1;
   StepPlan step(&plan, spec);
   step.Build();
-  step.AddDecayFlags();
+  step.AddUpdateTables();
   return plan;
 }
 

@@ -27,16 +27,18 @@ enum class Arena : uint8_t {
   kMaster,        // parameters at Plan::parameter_offset: the order in which backward finishes their gradients
   kCompute,       // their copy in T (only where T differs from the master's type), same order
   kGradients,     // same order, so that a bucket of the all-reduce is a slice that is ready early
-  kMoments,       // exp_avg, then exp_avg_sq, same order
+  kMoments,       // exp_avg, then exp_avg_sq, then the average of the parameters where one is kept; same order
   kActivations,   // lifetimes packed
   kStaging,       // two input slots filled by the copy stream, and the step's scalars
   kPersistent,    // what outlives a step: index tables, decay flags, update counter, metric record
+  kSnapshot,      // master, moments and record as they were after some step, for a checkpoint written while training goes on
+  kRecords,       // the ring of records: host memory that the device writes, not counted among the device's bytes
 };
-inline constexpr int kNumArenas = 7;
+inline constexpr int kNumArenas = 9;
 inline constexpr int64_t kArenaAlign = 256;   // bytes
 
 // Where an operation's time and bytes are booked.
-enum class Part : uint8_t { kInput, kPatch, kStage1, kStage2, kStage3, kStage4, kStage5, kStage6, kHeads, kDecoder, kLoss, kOptimizer };
+enum class Part : uint8_t { kInput, kPatch, kStage1, kStage2, kStage3, kStage4, kStage5, kStage6, kHeads, kDecoder, kLoss, kCommunication, kOptimizer };
 
 using TensorId = int;
 inline constexpr TensorId kNone = -1;
@@ -48,7 +50,7 @@ struct TensorSpec {
   Arena arena;
   int64_t offset = 0;          // bytes into the arena
   int64_t bytes = 0;
-  int first = 0, last = 0;     // operations that write it first and read it last (activations)
+  int first = 0, last = 0;     // operations that write it first and read it last (activations); the update's count on from the passes'
 };
 
 // --- Operations. Every field named like a tensor is a TensorId. --------------------------------------------------
@@ -150,14 +152,54 @@ struct AddPositionBackward {
 struct MeanTokensBackward { TensorId dy, dx; int64_t batch, tokens, dim; };
 struct DropoutBackward { TensorId scalars, dy, dx, visit_ids; int64_t batch, dim; double rate; };
 
+// Behind the gradients, for all ranks: sum of loss_partials as two floats (the high one of 12 bits, so that its sum over
+// ranks is exact), and this rank's signals.
+struct PackTail { TensorId scalars, loss_partials, tail; int64_t batch; };
+// Sums a slice of the gradients, and the tail with the last one (else kNone), over all ranks; the same bits on every rank.
+// staging: the slice in bf16, the type in which it is summed (kNone: summed as it is; the tail always is).
+struct ReduceBucket { TensorId slice, tail, staging; int64_t size; int index; };
+// loss_partials: the numerator of all ranks, then zeros; signals of all ranks into the record.
+struct UnpackTail { TensorId tail, loss_partials, record; int64_t batch; };
+
+// Books the device's time since the last mark under `phase` (StepRecord); nothing where StepScalars says evaluation.
+struct Mark { TensorId scalars, record; StepPhase phase; };
+// Copies the record into the ring's next slot, its number last, and sets the booked times back to 0.
+struct PublishRecord { TensorId record, ring; };
+// master, moments, record one behind the other into the snapshot.
+struct SnapshotState { TensorId master, moments, record, snapshot; };
+
 // Global L2 norm of the flat gradients in fixed order; loss = loss_weight * sum of loss_partials; both into the record,
-// with the verdict whether the step is skipped (either one not finite) and the counters that follow from it.
-struct GradientNorm { TensorId scalars, gradients, partials, loss_partials, record; int64_t size, batch; };
+// with the verdict whether the step is skipped (either one not finite, or the run halted) and the counters that follow
+// from it. own_signals: the record's signals are this rank's.
+struct GradientNorm { TensorId scalars, gradients, partials, loss_partials, record; int64_t size, batch; bool own_signals; };
+// Muon, in the form of torch.optim.Muon with adjust_lr_fn match_rms_adamw, for `count` matrices [rows, cols] of one shape at
+// the places (elements, i64) in the flat buffers. The first half of `moments` is its momentum.
+//   m += (1 - momentum) (g - m), g the clipped gradient; u = m, or with nesterov g + momentum (m - g)
+//   x = u / max(|u|, 1e-7) in T, transposed where rows > cols; scratch: parts of |u|^2
+struct MuonMomentum {
+  TensorId record, gradients, moments, places, x, scratch;
+  int64_t count, rows, cols;
+  double momentum, clip_norm;
+  bool nesterov;
+};
+// d = alpha a op(b) + beta c of `count` products of one shape, row-major, contiguous: Newton-Schulz.
+struct BatchedGemm { TensorId a, b, c, d; int64_t count, m, n, k; bool trans_b; double alpha, beta; };
+// w = w (1 - lr weight_decay) - lr 0.2 sqrt(max(rows, cols)) x; lr times `scale` as AdamW's. A skipped step changes nothing.
+struct MuonUpdate {
+  TensorId scalars, record, x, places, scale, master, compute;
+  int64_t count, rows, cols;
+  double weight_decay;
+};
+
+// The average of the parameters behind the moments: a += (1 - decay) (w - a). A skipped step changes nothing.
+struct AverageWeights { TensorId record, master, moments; int64_t size; double decay; };
+
 // Decoupled AdamW (torch.optim.AdamW's order of operations) over the flat buffers. Clip factor min(1, clip / (norm +
 // 1e-6)), lr and the update count t = record.updates are device values; a skipped step changes nothing. `decay`: a
-// byte per kParameterAlign elements. Writes the compute copy too (kNone where T is the master's type).
+// DecayGroup per kParameterAlign elements; `scale`: as many factors of lr (kNone: 1). Writes the compute copy too (kNone
+// where T is the master's type).
 struct AdamW {
-  TensorId scalars, master, gradients, moments, decay, compute, record;
+  TensorId scalars, master, gradients, moments, decay, scale, compute, record;
   int64_t size;
   double beta1, beta2, eps, weight_decay, clip_norm;
 };
@@ -166,7 +208,8 @@ using OpArgs = std::variant<ConvertInput, DrawMask, PatchGather, Gemm, AddPositi
                             FusionGather, DecoderAssemble, MaeLoss, MeanTokens, Dropout, CrossEntropy, Cast, ColumnSum,
                             SumParts, LayerNormBackward, AttentionBackward, MaxPoolBackward, ResidualBackward, GeluBackward,
                             FusionGatherBackward, DecoderAssembleBackward, AddPositionBackward, MeanTokensBackward,
-                            DropoutBackward, GradientNorm, AdamW>;
+                            DropoutBackward, PackTail, ReduceBucket, UnpackTail, Mark, PublishRecord, SnapshotState, GradientNorm,
+                            MuonMomentum, BatchedGemm, MuonUpdate, AverageWeights, AdamW>;
 
 struct Op {
   OpArgs args;
@@ -175,6 +218,7 @@ struct Op {
   bool backward = false;
   // May run beside the operations after it, as far as memory allows: only a SumParts or the update reads what it writes.
   bool beside = false;
+  bool reduces = false;                 // of the all-reduce: runs in a step's last micro-batch only
   std::vector<TensorId> reads, writes;  // a tensor updated in place stands in both
   double flops = 0, bytes = 0;          // counted: multiply-adds as 2; each input read once, each output written once
 };
@@ -187,6 +231,9 @@ struct PlanOptions {
   // The encoder alone, nothing masked, no backward: Plan::encoded is what Step::Features averages over tokens. Parameters
   // lie in the table's order; the arenas of gradients and moments are empty.
   bool features = false;
+  // Index tables stay empty: for who asks what a step takes, and shall not take it himself.
+  bool sizes_only = false;
+  int64_t bucket_elements = int64_t{8} << 20;   // Plan::buckets
 };
 
 // An index table or other constant that the executor copies into kPersistent once.
@@ -195,20 +242,21 @@ struct Constant {
   std::vector<uint8_t> bytes;
 };
 
-// A slice of the flat gradients that is all-reduced at once.
+// A slice of the flat gradients that is all-reduced at once, by a ReduceBucket as soon as it is ready (several ranks). It is
+// closed once it holds PlanOptions::bucket_elements (by default 32 MiB of fp32): large enough for full bandwidth, small
+// enough that most of the reduction hides behind the rest of backward.
 struct Bucket {
-  int64_t offset, size;   // elements; the last one has the tail behind it
+  int64_t offset, size;   // elements; with the last one goes the tail
   int ready;              // index of the operation after which all of it is written
 };
-// A bucket is closed once it holds so many elements (32 MiB of fp32): large enough for full bandwidth, small enough that
-// most of the reduction hides behind the rest of backward.
-inline constexpr int64_t kBucketElements = int64_t{8} << 20;
-
 struct Plan {
   Geometry geometry;
   ParameterTable table;
   PlanOptions options;
   int64_t batch = 0;                       // batch_per_rank
+  int64_t ranks = 1;
+  bool reduce_bf16 = false;                // step.reduce_dtype
+  int num_moments = 2;                     // flat buffers in kMoments
   bool accumulate = false;                 // gradients add to what is there: the executor clears them before a step
   std::vector<int64_t> parameter_offset;   // elements in the flat arenas, by index in the table
   int64_t flat_size = 0;                   // elements, padding included
@@ -216,16 +264,19 @@ struct Plan {
   std::vector<Op> forward_backward;        // one micro-batch; the first `forward_ops` are the forward pass
   int forward_ops = 0;
   std::vector<Op> update;                  // once per optimizer step
+  std::vector<Op> snapshot;                // between two steps, when a checkpoint is due
   std::vector<Constant> constants;
   std::vector<Bucket> buckets;             // in the order of readiness
   int64_t arena_bytes[kNumArenas] = {};
   // What the step's owner writes or reads.
-  TensorId source = kNone, source_ids = kNone, source_labels = kNone, scalars = kNone, record = kNone;
+  TensorId source = kNone, source_ids = kNone, source_labels = kNone, scalars = kNone, record = kNone, ring = kNone;
   TensorId master = kNone, gradients = kNone, moments = kNone, compute = kNone;   // whole flat buffers
+  TensorId tail = kNone;    // behind the gradients, where there are several ranks
+  TensorId saved = kNone;   // the snapshot
   TensorId x = kNone, visit_ids = kNone, labels = kNone, keep_mask = kNone, keep_idx = kNone;
   TensorId pred = kNone, encoded = kNone, loss_partials = kNone;   // classify: pred holds the logits
 
-  int64_t TotalBytes() const;
+  int64_t TotalBytes() const;   // of the device
   TensorId Find(const std::string& name) const;   // kNone: unknown
 
   // `spec` has its defaults filled in. Errors: what Geometry::From refuses, and sizes beyond the plan's index types.

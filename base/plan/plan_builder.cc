@@ -40,9 +40,9 @@ Constant MakeConstant(TensorId tensor, const std::vector<V>& values) {
 }
 }  // namespace
 
-TensorId PlanBuilder::Table(std::string name, const std::vector<int32_t>& values) {
-  const TensorId id = Add(std::move(name), {int64_t(values.size())}, DType::kI32, Arena::kPersistent);
-  plan_.constants.push_back(MakeConstant(id, values));
+TensorId PlanBuilder::Table(std::string name, int64_t size, const std::function<std::vector<int32_t>()>& values) {
+  const TensorId id = Add(std::move(name), {size}, DType::kI32, Arena::kPersistent);
+  if (!plan_.options.sizes_only) plan_.constants.push_back(MakeConstant(id, values()));
   return id;
 }
 
@@ -59,7 +59,7 @@ TensorId PlanBuilder::ParameterTensor(const std::string& name, std::map<std::str
   return it->second;
 }
 
-void PlanBuilder::Emit(std::string name, OpArgs args, std::vector<TensorId> reads, std::vector<TensorId> writes, double flops) {
+Op PlanBuilder::MakeOp(std::string name, OpArgs args, std::vector<TensorId> reads, std::vector<TensorId> writes, double flops) const {
   Op op;
   op.name = std::move(name);
   op.args = std::move(args);
@@ -71,7 +71,16 @@ void PlanBuilder::Emit(std::string name, OpArgs args, std::vector<TensorId> read
   }
   op.reads = std::move(reads);
   op.writes = std::move(writes);
-  (part_ == Part::kOptimizer ? plan_.update : plan_.forward_backward).push_back(std::move(op));
+  return op;
+}
+
+void PlanBuilder::Emit(std::string name, OpArgs args, std::vector<TensorId> reads, std::vector<TensorId> writes, double flops) {
+  (part_ == Part::kOptimizer ? plan_.update : plan_.forward_backward)
+      .push_back(MakeOp(std::move(name), std::move(args), std::move(reads), std::move(writes), flops));
+}
+
+void PlanBuilder::EmitSnapshot(std::string name, OpArgs args, std::vector<TensorId> reads, std::vector<TensorId> writes) {
+  plan_.snapshot.push_back(MakeOp(std::move(name), std::move(args), std::move(reads), std::move(writes), 0));
 }
 
 void PlanBuilder::EmitBeside(std::string name, OpArgs args, std::vector<TensorId> reads, std::vector<TensorId> writes, double flops) {

@@ -1,6 +1,7 @@
 // How a Plan is put together: tensors by kind, operations with what they read and write. Private to base/plan.
 #pragma once
 
+#include <functional>
 #include <map>
 #include <string>
 #include <utility>
@@ -20,7 +21,7 @@ class PlanBuilder {
   }
   TensorId InT(std::string name, int64_t rows, int64_t cols) { return Activation(std::move(name), {rows, cols}, compute_); }
   TensorId InReal(std::string name, int64_t rows, int64_t cols) { return Activation(std::move(name), {rows, cols}, real_); }
-  TensorId Table(std::string name, const std::vector<int32_t>& values);
+  TensorId Table(std::string name, int64_t size, const std::function<std::vector<int32_t>()>& values);
   TensorId Constants(std::string name, const std::vector<float>& values);
 
   // A parameter by FAIR's name: its master value, the copy in T, its gradient.
@@ -34,6 +35,7 @@ class PlanBuilder {
   void Enter(Part part, bool backward) { part_ = part, backward_ = backward; }
   // kNone among reads or writes is left out. `flops` beyond data movement.
   void Emit(std::string name, OpArgs args, std::vector<TensorId> reads, std::vector<TensorId> writes, double flops = 0);
+  void EmitSnapshot(std::string name, OpArgs args, std::vector<TensorId> reads, std::vector<TensorId> writes);
   // As Emit, with Op::beside.
   void EmitBeside(std::string name, OpArgs args, std::vector<TensorId> reads, std::vector<TensorId> writes, double flops = 0);
 
@@ -61,6 +63,7 @@ class PlanBuilder {
  private:
   TensorId ParameterTensor(const std::string& name, std::map<std::string, TensorId>* known, DType dtype, Arena arena,
                            const char* prefix);
+  Op MakeOp(std::string name, OpArgs args, std::vector<TensorId> reads, std::vector<TensorId> writes, double flops) const;
 
   Plan& plan_;
   const DType compute_, real_;   // T, and the type of statistics and of the residual stream

@@ -2,10 +2,12 @@
 
 #include <algorithm>
 #include <cstdio>
+#include <optional>
 
 #include "absl/strings/ascii.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
+#include "absl/strings/str_join.h"
 #include "base/status.h"
 #include "nlohmann/json.hpp"
 
@@ -14,6 +16,12 @@ namespace {
 
 constexpr double kGib = 1024.0 * 1024 * 1024;
 constexpr int64_t kMostBatch = 65536;   // step.batch_per_rank's bound
+// What torch holds beside what autograd keeps: its allocator's rounding, and the workspaces of its libraries.
+constexpr double kAllocatorSlack = 1.1;
+constexpr int64_t kTorchWorkspaceBytes = int64_t{128} << 20;
+// A step's time as kTimeOverFloor x floor + kKernelMs x operations, fitted to the fused column of docs/performance.md's "All
+// rows" (f550c5a); its graph_safe column is kTorchOverFused of that.
+constexpr double kTimeOverFloor = 1.40, kKernelMs = 0.003, kTorchOverFused = 2.1;
 
 const char* NameOf(Arena arena) {
   switch (arena) {
@@ -24,6 +32,8 @@ const char* NameOf(Arena arena) {
     case Arena::kActivations: return "activations";
     case Arena::kStaging: return "staging";
     case Arena::kPersistent: return "persistent";
+    case Arena::kSnapshot: return "snapshot";
+    case Arena::kRecords: return "records";
   }
   return "";
 }
@@ -41,6 +51,7 @@ const char* NameOf(Part part) {
     case Part::kHeads: return "heads";
     case Part::kDecoder: return "decoder";
     case Part::kLoss: return "loss";
+    case Part::kCommunication: return "communication";
     case Part::kOptimizer: return "optimizer";
   }
   return "";
@@ -48,18 +59,101 @@ const char* NameOf(Part part) {
 
 absl::StatusOr<Plan> MakePlan(v1::JobSpec spec, int64_t batch) {
   spec.mutable_step()->set_batch_per_rank(int32_t(batch));
-  return Plan::Make(spec, {.compute = spec.step().precision() == "bf16" ? ComputeType::kBF16 : ComputeType::kF32});
+  return Plan::Make(spec, {.compute = spec.step().precision() == "bf16" ? ComputeType::kBF16 : ComputeType::kF32, .sizes_only = true});
 }
+
+// What autograd keeps: everything forward makes, nothing packed; what backward makes lives as in the plan, beside flat
+// copies of the gradients in T. Math attention also keeps its probabilities, twice and in fp32 at most.
+int64_t AutogradBytes(const Plan& plan, bool math_attention) {
+  std::vector<int64_t> backward(plan.forward_backward.size() + 1, 0);   // change at each operation of what lives
+  double forward = 0;
+  for (const TensorSpec& t : plan.tensors) {
+    if (t.arena != Arena::kActivations || t.first < 0) continue;
+    if (t.first < plan.forward_ops) {
+      forward += double(t.bytes);
+    } else {
+      backward[t.first] += t.bytes;
+      backward[t.last + 1] -= t.bytes;
+    }
+  }
+  int64_t lives = 0, most = 0;
+  for (const int64_t change : backward) most = std::max(most, lives += change);
+  for (const Op& op : plan.forward_backward) {
+    const auto* a = std::get_if<Attention>(&op.args);
+    if (math_attention && a != nullptr) forward += 3.0 * 4 * double(a->batch) * double(a->heads * a->windows) * double(a->keys / a->q_stride) * double(a->keys);
+  }
+  double flat = double(plan.arena_bytes[int(Arena::kCompute)]);   // the gradients of the copy in T
+  for (const Arena arena : {Arena::kMaster, Arena::kCompute, Arena::kGradients, Arena::kMoments, Arena::kStaging}) flat += double(plan.arena_bytes[int(arena)]);
+  return int64_t(flat + kAllocatorSlack * (forward + double(most))) + kTorchWorkspaceBytes;
+}
+
+bool OnGpu(const v1::JobSpec& spec) { return spec.resources().device() != "cpu"; }
+
+int64_t PeakBytes(const Plan& plan, const v1::JobSpec& spec) {
+  if (spec.step().mode() == "fused") return plan.TotalBytes();
+  return AutogradBytes(plan, spec.step().mode() == "eager" || spec.step().sdpa_backend() == "math" || !OnGpu(spec));
+}
+
+int64_t WorkspaceBytes(const v1::JobSpec& spec) { return OnGpu(spec) && spec.step().mode() == "fused" ? kGemmLanes * kGemmWorkspaceBytes : 0; }
+int64_t ContextBytes(const v1::JobSpec& spec) { return OnGpu(spec) ? kContextBytes : 0; }
 
 // Memory grows with the batch, so the largest that fits is found by halving.
 absl::StatusOr<int64_t> LargestBatch(const v1::JobSpec& spec, double bytes) {
+  bytes -= double(WorkspaceBytes(spec) + ContextBytes(spec));
   int64_t fits = 0, too_large = kMostBatch + 1;
   while (too_large - fits > 1) {
     // From below first: plans of huge batches are as cheap to make, but most cards hold hundreds, not thousands.
     const int64_t batch = fits == 0 ? std::min<int64_t>(128, too_large / 2) : too_large > kMostBatch ? std::min(2 * fits, kMostBatch) : (fits + too_large) / 2;
     ASSIGN_OR_RETURN(const Plan plan, MakePlan(spec, batch));
-    (double(plan.TotalBytes()) <= bytes ? fits : too_large) = batch;
+    (double(PeakBytes(plan, spec)) <= bytes ? fits : too_large) = batch;
     if (fits == kMostBatch) break;
+  }
+  return fits;
+}
+
+v1::JobSpec WithCheckpointed(v1::JobSpec spec, uint32_t which) {
+  v1::StepSpec& step = *spec.mutable_step();
+  step.clear_checkpoint_stages();
+  step.set_checkpoint_decoder((which & 1) != 0);
+  for (int stage = 1; which >> stage != 0; ++stage) {
+    if ((which >> stage & 1) != 0) step.add_checkpoint_stages(stage);
+  }
+  return spec;
+}
+
+double FlopsOf(const Plan& plan) {
+  double flops = 0;
+  for (const Op& op : plan.forward_backward) flops += op.flops;
+  return flops;
+}
+
+absl::StatusOr<PlanReport::Fit> FitOf(const v1::JobSpec& spec, int64_t batch, double plain_flops_a_sample) {
+  ASSIGN_OR_RETURN(const Plan plan, MakePlan(spec, batch));
+  const auto& stages = spec.step().checkpoint_stages();
+  return PlanReport::Fit{batch, {stages.begin(), stages.end()}, spec.step().checkpoint_decoder(), plan.TotalBytes(),
+                         FlopsOf(plan) / double(batch) / plain_flops_a_sample};
+}
+
+absl::StatusOr<std::vector<PlanReport::Fit>> Fits(const v1::JobSpec& spec, double bytes) {
+  const int64_t batch = spec.step().batch_per_rank();
+  ASSIGN_OR_RETURN(const Plan plain, MakePlan(WithCheckpointed(spec, 0), batch));
+  const double flops = FlopsOf(plain) / double(batch);
+  const bool decoder = plain.geometry.spec.task() == "mae";
+  const uint32_t ways = uint32_t{2} << plain.geometry.spec.stages_size();   // bit 0: the decoder
+  std::optional<PlanReport::Fit> best;
+  for (uint32_t which = 0; which < ways; ++which) {
+    if (!decoder && (which & 1) != 0) continue;
+    ASSIGN_OR_RETURN(PlanReport::Fit fit, FitOf(WithCheckpointed(spec, which), batch, flops));
+    if (double(fit.peak_device_bytes) <= bytes && (!best.has_value() || fit.flops_ratio < best->flops_ratio)) best = std::move(fit);
+  }
+  std::vector<PlanReport::Fit> fits;
+  if (best.has_value()) fits.push_back(*std::move(best));
+  for (uint32_t which : {uint32_t{0}, decoder ? ways - 1 : ways - 2}) {
+    const v1::JobSpec way = WithCheckpointed(spec, which);
+    ASSIGN_OR_RETURN(const int64_t largest, LargestBatch(way, bytes));
+    if (largest == 0) continue;
+    ASSIGN_OR_RETURN(PlanReport::Fit fit, FitOf(way, largest, flops));
+    fits.push_back(std::move(fit));
   }
   return fits;
 }
@@ -88,12 +182,21 @@ void Account(const Plan& plan, const Card& card, double flop_rate, PlanReport* r
   }
 }
 
-void CountEpoch(const v1::JobSpec& spec, PlanReport* report) {
-  if (spec.data().source() != "synthetic") return;
-  const int64_t visits = spec.data().synthetic_samples() * spec.data().repeat();
+// Of a step on a GPU, as docs/performance.md's rows take it.
+double PredictedMs(const PlanReport& report) {
+  const double ms = kTimeOverFloor * report.floor_ms + kKernelMs * double(report.kernels_per_step);
+  const double unhidden = report.buckets > 0 ? report.communication_floor_ms / double(report.buckets) : 0;   // the last bucket
+  return (report.step_mode == "fused" ? 1 : kTorchOverFused) * ms + unhidden;
+}
+
+void CountEpoch(const v1::JobSpec& spec, int64_t samples, PlanReport* report) {
+  if (spec.data().source() == "synthetic") samples = spec.data().synthetic_samples();
+  if (samples == 0) return;
+  const int64_t visits = samples * spec.data().repeat();
   const int64_t effective = report->batch_per_rank * report->ranks * report->accumulation;
   report->steps_per_epoch = spec.data().last_batch() == "drop" ? visits / effective : (visits + effective - 1) / effective;
   report->epoch_floor_s = double(report->steps_per_epoch) * report->floor_ms / 1e3;
+  report->predicted_epoch_s = double(report->steps_per_epoch) * report->predicted_step_ms / 1e3;
 }
 
 std::string Amount(double value, double unit, const char* name) { return absl::StrFormat("%.2f %s", value / unit, name); }
@@ -102,7 +205,12 @@ std::string Amount(double value, double unit, const char* name) { return absl::S
 
 const std::vector<Card>& Cards() {
   static const std::vector<Card>& cards = *new std::vector<Card>{
-      {"H200", 735e12, 67e12, 494e12, 4.2e12, int64_t(139 * kGib)},
+      {"H200", 735e12, 67e12, 494e12, 4.2e12, 450e9, int64_t(139 * kGib), true},
+      {"H100", 989e12, 67e12, 494e12, 3.35e12, 450e9, int64_t(79 * kGib), false},
+      {"B200", 2250e12, 75e12, 1125e12, 8e12, 900e9, int64_t(178 * kGib), false},
+      {"A100", 312e12, 19.5e12, 156e12, 2.039e12, 300e9, int64_t(79 * kGib), false},
+      {"L40S", 362e12, 91.6e12, 183e12, 864e9, 32e9, int64_t(44 * kGib), false},
+      {"RTX4090", 165e12, 82.6e12, 82.6e12, 1008e9, 32e9, int64_t(23.5 * kGib), false},
   };
   return cards;
 }
@@ -116,6 +224,11 @@ absl::StatusOr<Card> FindCard(std::string_view name) {
   return ErrorOf(v1::REASON_USER_ERROR, absl::StrCat("card: '", std::string(name), "' is not known; known are ", known, "."));
 }
 
+absl::StatusOr<int64_t> LeastMemory(const v1::JobSpec& spec) {
+  ASSIGN_OR_RETURN(const Plan plan, MakePlan(spec, spec.step().batch_per_rank()));
+  return plan.TotalBytes();
+}
+
 absl::StatusOr<PlanReport> ReportPlan(const v1::JobSpec& spec, const PlanReportOptions& options) {
   ASSIGN_OR_RETURN(const Card card, FindCard(options.card));
   ASSIGN_OR_RETURN(const Plan plan, MakePlan(spec, spec.step().batch_per_rank()));
@@ -127,16 +240,24 @@ absl::StatusOr<PlanReport> ReportPlan(const v1::JobSpec& spec, const PlanReportO
   report.ranks = spec.resources().ranks();
   report.accumulation = spec.step().accumulation();
   report.parameters = plan.table.num_elements;
-  for (int arena = 0; arena < kNumArenas; ++arena) report.arena_bytes.push_back({NameOf(Arena(arena)), plan.arena_bytes[arena]});
-  report.peak_device_bytes = plan.TotalBytes();
+  for (int arena = 0; arena < int(Arena::kRecords); ++arena) report.arena_bytes.push_back({NameOf(Arena(arena)), plan.arena_bytes[arena]});
+  report.peak_device_bytes = PeakBytes(plan, spec);
+  report.workspace_bytes = WorkspaceBytes(spec);
+  report.context_bytes = ContextBytes(spec);
   report.card = card.name;
   Account(plan, card, report.precision == "bf16" ? card.bf16_flops : spec.step().tf32() ? card.tf32_flops : card.fp32_flops, &report);
   const double gradient_bytes = double(plan.arena_bytes[int(Arena::kGradients)]);
   report.communication_bytes = int64_t(2.0 * double(report.ranks - 1) / double(report.ranks) * gradient_bytes);
   report.buckets = int64_t(plan.buckets.size());
+  report.communication_floor_ms = 1e3 * double(report.communication_bytes) / card.link_bytes_per_s;
+  report.predicted_step_ms = PredictedMs(report);
   report.memory_gib = options.memory_gib > 0 ? options.memory_gib : double(card.memory_bytes) / kGib;
   ASSIGN_OR_RETURN(report.largest_batch, LargestBatch(spec, report.memory_gib * kGib));
-  CountEpoch(spec, &report);
+  if (options.fit) {
+    ASSIGN_OR_RETURN(report.fits, Fits(spec, report.memory_gib * kGib));
+    report.fit_asked = true;
+  }
+  CountEpoch(spec, options.samples, &report);
   return report;
 }
 
@@ -150,6 +271,9 @@ std::string PlanReport::Json() const {
                                  {"parameters", parameters}};
   for (const ArenaSize& arena : arena_bytes) json["arena_bytes"][arena.name] = arena.bytes;
   json["peak_device_bytes"] = peak_device_bytes;
+  json["workspace_bytes"] = workspace_bytes;
+  json["context_bytes"] = context_bytes;
+  json["total_device_bytes"] = total_device_bytes();
   json["flops_per_step"] = flops_per_step;
   json["bytes_per_step"] = bytes_per_step;
   json["kernels_per_step"] = kernels_per_step;
@@ -159,12 +283,21 @@ std::string PlanReport::Json() const {
   }
   json["communication_bytes"] = communication_bytes;
   json["buckets"] = buckets;
+  json["communication_floor_ms"] = communication_floor_ms;
   json["card"] = card;
   json["floor_ms"] = floor_ms;
   json["memory_gib"] = memory_gib;
   json["largest_batch"] = largest_batch;
+  json["predicted_step_ms"] = predicted_step_ms;
   json["steps_per_epoch"] = steps_per_epoch;
   json["epoch_floor_s"] = epoch_floor_s;
+  json["predicted_epoch_s"] = predicted_epoch_s;
+  if (fit_asked) json["fits"] = nlohmann::ordered_json::array();
+  for (const Fit& fit : fits) {
+    json["fits"].push_back({{"batch_per_rank", fit.batch_per_rank}, {"checkpoint_stages", fit.checkpoint_stages},
+                            {"checkpoint_decoder", fit.checkpoint_decoder}, {"peak_device_bytes", fit.peak_device_bytes},
+                            {"flops_ratio", fit.flops_ratio}});
+  }
   return json.dump(2) + "\n";
 }
 
@@ -175,7 +308,12 @@ std::string PlanReport::Table() const {
   for (const ArenaSize& arena : arena_bytes) {
     if (arena.bytes > 0) absl::StrAppendFormat(&text, "%-12s %10s\n", arena.name, Amount(double(arena.bytes), kGib, "GiB"));
   }
-  absl::StrAppendFormat(&text, "%-12s %10s\n\n", "in all", Amount(double(peak_device_bytes), kGib, "GiB"));
+  int64_t arenas = 0;
+  for (const ArenaSize& arena : arena_bytes) arenas += arena.bytes;
+  absl::StrAppendFormat(&text, "%-12s %10s\n", "in all", Amount(double(arenas), kGib, "GiB"));
+  if (!exact) absl::StrAppendFormat(&text, "%-12s %10s   an upper estimate; the arenas are those of mode fused\n", step_mode, Amount(double(peak_device_bytes), kGib, "GiB"));
+  if (context_bytes > 0) absl::StrAppendFormat(&text, "%-12s %10s   CUDA context and libraries\n", "beside it", Amount(double(workspace_bytes + context_bytes), kGib, "GiB"));
+  absl::StrAppend(&text, "\n");
   absl::StrAppendFormat(&text, "%-10s %8s %12s %12s %10s\n", "part", "kernels", "TFLOP", "GB", "floor ms");
   auto row = [&](const std::string& name, int64_t kernels, double flops, double bytes, double ms) {
     absl::StrAppendFormat(&text, "%-10s %8d %12.3f %12.3f %10.3f\n", name, kernels, flops / 1e12, bytes / 1e9, ms);
@@ -183,10 +321,20 @@ std::string PlanReport::Table() const {
   for (const PartCost& part : parts) row(part.part, part.kernels, part.flops, part.bytes, part.floor_ms);
   row("step", kernels_per_step, flops_per_step, bytes_per_step, floor_ms);
   absl::StrAppendFormat(&text, "\nFloor on %s: these operations one after the other, each at the card's best FLOP or byte rate.\n", card);
-  if (ranks > 1) absl::StrAppendFormat(&text, "All-reduce: %s a rank and step in %d bucket%s.\n", Amount(double(communication_bytes), 1e6, "MB"), buckets, buckets == 1 ? "" : "s");
-  if (steps_per_epoch > 0) absl::StrAppendFormat(&text, "An epoch has %d steps: at least %.1f s.\n", steps_per_epoch, epoch_floor_s);
+  if (ranks > 1) {
+    absl::StrAppendFormat(&text, "All-reduce: %s a rank and step in %d bucket%s, at least %.3f ms, most of it behind backward.\n",
+                          Amount(double(communication_bytes), 1e6, "MB"), buckets, buckets == 1 ? "" : "s", communication_floor_ms);
+  }
+  absl::StrAppendFormat(&text, "Predicted step: %.1f ms, %.0f samples/s.\n", predicted_step_ms, double(batch_per_rank * ranks * accumulation) / predicted_step_ms * 1e3);
+  if (steps_per_epoch > 0) absl::StrAppendFormat(&text, "An epoch has %d steps: about %.1f s, at least %.1f s.\n", steps_per_epoch, predicted_epoch_s, epoch_floor_s);
   absl::StrAppendFormat(&text, "Largest batch per rank in %.1f GiB: %d.\n", memory_gib, largest_batch);
-  if (!exact) absl::StrAppendFormat(&text, "Planned for step.mode fused; mode %s takes more memory than this.\n", step_mode);
+  if (fit_asked) absl::StrAppendFormat(&text, "What fits in %.1f GiB (in step.mode fused):\n", memory_gib);
+  if (fit_asked && fits.empty()) absl::StrAppend(&text, "  not even one sample\n");
+  for (const Fit& fit : fits) {
+    absl::StrAppendFormat(&text, "  batch_per_rank: %d, checkpoint_stages: [%s], checkpoint_decoder: %s: %s, work of a sample x %.2f\n", fit.batch_per_rank,
+                          absl::StrJoin(fit.checkpoint_stages, ", "), fit.checkpoint_decoder ? "true" : "false",
+                          Amount(double(fit.peak_device_bytes), kGib, "GiB"), fit.flops_ratio);
+  }
   return text;
 }
 

@@ -48,15 +48,17 @@ TEST(PlanTest, NoTwoLiveTensorsShareAByte) {
   ForRandomPlans([](const Plan& plan) {
     // Lifetimes counted here, not taken from the plan.
     std::vector<int> first(plan.tensors.size(), -1), last(plan.tensors.size(), -1);
-    for (int i = 0; i < int(plan.forward_backward.size()); ++i) {
-      for (const auto* list : {&plan.forward_backward[i].reads, &plan.forward_backward[i].writes}) {
+    std::vector<Op> ops = plan.forward_backward;
+    ops.insert(ops.end(), plan.update.begin(), plan.update.end());
+    for (int i = 0; i < int(ops.size()); ++i) {
+      for (const auto* list : {&ops[i].reads, &ops[i].writes}) {
         for (TensorId id : *list) {
           if (first[id] < 0) first[id] = i;
           last[id] = i;
         }
       }
     }
-    const std::set<TensorId> whole{plan.master, plan.compute, plan.gradients, plan.moments};
+    const std::set<TensorId> whole{plan.master, plan.compute, plan.gradients, plan.moments, plan.saved};
     for (TensorId a = 0; a < TensorId(plan.tensors.size()); ++a) {
       const TensorSpec& s = plan.tensors[a];
       EXPECT_EQ(s.offset % SizeOf(s.dtype), 0) << s.name;
@@ -129,9 +131,10 @@ TEST(PlanTest, EveryParameterGetsOneGradientWrite) {
     }
     EXPECT_EQ(writes.size(), plan.table.parameters.size());
     for (const Parameter& p : plan.table.parameters) EXPECT_EQ(writes["grad:" + p.name], 1) << p.name;
-    ASSERT_EQ(plan.update.size(), 2u);
+    ASSERT_EQ(plan.update.size(), 4u);
     EXPECT_TRUE(std::holds_alternative<GradientNorm>(plan.update[0].args));
     EXPECT_TRUE(std::holds_alternative<AdamW>(plan.update[1].args));
+    EXPECT_TRUE(std::holds_alternative<PublishRecord>(plan.update[3].args)) << "the last operation tells";
   });
 }
 
@@ -178,6 +181,67 @@ TEST(PlanTest, BucketsCoverTheGradientsInTheOrderTheyAreFinished) {
   }
   EXPECT_EQ(end, plan.flat_size);
   EXPECT_LT(plan.buckets[2].ready, int(plan.forward_backward.size()) - 100) << "early buckets leave time to hide";
+}
+
+// With several ranks: each slice is summed once, after its last gradient and before the update; the tail with the last.
+TEST(PlanTest, EveryBucketIsReducedOnceAsSoonAsItIsReady) {
+  RandomJobs jobs(19);
+  for (int i = 0; i < 60; ++i) {
+    v1::JobSpec job = jobs.Next();
+    if (i == 0) {   // a model of many buckets
+      job.Clear();
+      job.mutable_data()->set_source("synthetic");
+      FillDefaults(&job);
+    }
+    job.mutable_resources()->set_ranks(jobs.Pick(2, 5));
+    job.mutable_step()->set_reduce_dtype(i % 2 == 0 ? "fp32" : "bf16");
+    SCOPED_TRACE(absl::StrCat("job ", i, ": ", job.model().ShortDebugString()));
+    const Plan plan = Make(job);
+    std::vector<int> covered(size_t(plan.flat_size), 0);
+    size_t reductions = 0;
+    int packed = -1;
+    for (int at = 0; at < int(plan.forward_backward.size()); ++at) {
+      const Op& op = plan.forward_backward[at];
+      if (std::holds_alternative<PackTail>(op.args)) packed = at;
+      EXPECT_EQ(op.reduces, op.part == Part::kCommunication) << op.name;
+      const auto* reduce = std::get_if<ReduceBucket>(&op.args);
+      if (reduce == nullptr) continue;
+      const Bucket& bucket = plan.buckets[reductions];
+      const TensorSpec& slice = plan.tensors[reduce->slice];
+      EXPECT_EQ(reduce->index, int(reductions++));
+      EXPECT_EQ(slice.offset, bucket.offset * 4);
+      EXPECT_EQ(slice.bytes, bucket.size * 4);
+      EXPECT_EQ(reduce->size, bucket.size);
+      EXPECT_EQ(reduce->tail, reductions == plan.buckets.size() ? plan.tail : kNone);
+      if (reduce->tail != kNone) {
+        EXPECT_EQ(packed, at - 1);
+      }
+      EXPECT_EQ(reduce->staging != kNone, job.step().reduce_dtype() == "bf16");
+      if (reduce->staging != kNone) {
+        EXPECT_GE(plan.tensors[reduce->staging].bytes, 2 * bucket.size);
+      }
+      for (int64_t e = bucket.offset; e < bucket.offset + bucket.size; ++e) ++covered[size_t(e)];
+      // Its last gradient is written before it, and no later than just before it but for the last one.
+      int last = -1;
+      for (int k = 0; k < int(plan.forward_backward.size()); ++k) {
+        for (TensorId id : plan.forward_backward[k].writes) {
+          const TensorSpec& t = plan.tensors[id];
+          if (t.arena != Arena::kGradients || plan.forward_backward[k].reduces) continue;
+          if (t.offset >= slice.offset && t.offset < slice.offset + slice.bytes) last = std::max(last, k);
+        }
+      }
+      EXPECT_LE(last, bucket.ready);
+      EXPECT_LT(bucket.ready, at);
+      for (int k = last + 1; k < at && reduce->tail == kNone; ++k) EXPECT_TRUE(plan.forward_backward[k].reduces) << "waits for nothing else";
+    }
+    EXPECT_EQ(reductions, plan.buckets.size());
+    EXPECT_EQ(std::count(covered.begin(), covered.end(), 1), plan.flat_size);
+    EXPECT_EQ(plan.tensors[plan.tail].offset, plan.flat_size * 4);
+    EXPECT_TRUE(std::holds_alternative<UnpackTail>(plan.update[0].args));
+    // The same arithmetic as alone.
+    job.mutable_resources()->set_ranks(1);
+    EXPECT_EQ(Make(job).parameter_offset, plan.parameter_offset);
+  }
 }
 
 // Multiply-adds of the model counted from the geometry alone, block by block.
@@ -265,6 +329,31 @@ TEST(PlanTest, BaseAt128CountsTheWorkThatItIsKnownFor) {
   EXPECT_NEAR(gemm / 1e12, 7.56, 0.08);
   EXPECT_NEAR(attention / 1e12, 0.40, 0.07);
   EXPECT_LT(double(plan.TotalBytes()) / gib, 10.0);
+}
+
+// Computing a stage again keeps its blocks' inputs only.
+TEST(PlanTest, CheckpointedStagesLeaveTheArena) {
+  v1::JobSpec job;
+  job.mutable_data()->set_source("synthetic");
+  job.mutable_step()->set_batch_per_rank(128);
+  FillDefaults(&job);
+  auto activations = [&](const std::vector<int>& stages, bool decoder) {
+    job.mutable_step()->clear_checkpoint_stages();
+    for (int stage : stages) job.mutable_step()->add_checkpoint_stages(stage);
+    job.mutable_step()->set_checkpoint_decoder(decoder);
+    const Plan plan = Make(job, ComputeType::kBF16);
+    double flops = 0;
+    for (const Op& op : plan.forward_backward) flops += op.flops;
+    std::printf("checkpointed: %zu stages%s: activations %.2f GiB, %.3f TFLOP\n", stages.size(), decoder ? " and the decoder" : "",
+                double(plan.arena_bytes[int(Arena::kActivations)]) / double(1 << 30), flops / 1e12);
+    return std::make_pair(double(plan.arena_bytes[int(Arena::kActivations)]), flops);
+  };
+  const auto plain = activations({}, false), third = activations({3}, false), decoder = activations({}, true), all = activations({1, 2, 3, 4}, true);
+  EXPECT_LT(third.first, 0.8 * plain.first);
+  EXPECT_LT(decoder.first, plain.first);
+  EXPECT_LT(all.first, 0.5 * plain.first);
+  EXPECT_GT(third.second, plain.second);
+  EXPECT_LT(all.second, 4.0 / 3 * plain.second) << "a forward pass more, less the MLPs' second layers";
 }
 
 // Packing wastes little: the arena is near the most that is alive at one time.

@@ -17,10 +17,15 @@ struct StepScalars {
   int32_t real;            // rows of this micro-batch that are samples
   int32_t slot;            // staging slot, 0 or 1
   int32_t train;           // 0: no drop path, no dropout
-  int32_t signals;         // of this rank: bit 0 stop, bit 1 checkpoint (GPU; they ride in the all-reduce)
+  int32_t signals;         // of this rank: bit 0 stop, bit 1 checkpoint; they ride in the all-reduce
+  int64_t nan_limit;       // steps that are not finite in a row after which nothing changes any more; 0: no limit
 };
 
-// What the device tells after a step; one per step, never reset during a run.
+// What a step's time is booked under: the device's wait before it, and its parts. Communication: what backward did not hide.
+enum class StepPhase : int32_t { kIdle, kForward, kBackward, kCommunication, kOptimizer };
+inline constexpr int kNumStepPhases = 5;
+
+// What the device tells after a step. One place on the device, never reset during a run; a copy of each step's is published.
 struct StepRecord {
   int64_t step;
   int64_t updates;         // AdamW's t: skipped steps do not count
@@ -28,8 +33,28 @@ struct StepRecord {
   double loss_numerator;   // accumulated over the micro-batches of the step
   double loss, grad_norm, lr;
   int32_t skipped;
-  int32_t signals;         // of all ranks (GPU)
+  int32_t signals;         // of all ranks
+  int32_t halted;          // nan_limit was reached: no update from here on
+  int32_t unused;
+  uint64_t published;      // records published, this one included
+  uint64_t marked_ns;      // the device's clock at the last mark
+  uint64_t spent_ns[kNumStepPhases];
 };
+
+// Records on their way to the host: record number n (from 1) in slot (n - 1) % kRecordSlots. A reader that is more than so
+// many behind has lost the older ones.
+struct RecordSlot {
+  uint64_t number;         // of the record that is whole here; 0: none, or being written
+  StepRecord record;
+};
+inline constexpr int64_t kRecordSlots = 64;
+
+// How AdamW treats a group of elements: not at all (Muon's), with weight decay or without.
+enum DecayGroup : uint8_t { kWithoutDecay = 0, kWithDecay = 1, kNotAdamW = 2 };
+// Muon: parts of a matrix's squared norm, Newton-Schulz's coefficients and number of rounds.
+inline constexpr int64_t kMuonParts = 64;
+inline constexpr int kMuonRounds = 5;
+inline constexpr double kMuonA = 3.4445, kMuonB = -4.7750, kMuonC = 2.0315, kMuonEpsilon = 1e-7, kMuonScale = 0.2;
 
 // Parts that a two-step sum over rows has at most: as many blocks as fill a card twice.
 inline constexpr int64_t kReduceParts = 256;
@@ -38,6 +63,9 @@ inline constexpr int64_t ReduceParts(int64_t rows) {
   const int64_t parts = rows / 16;
   return parts < 1 ? 1 : parts > kReduceParts ? kReduceParts : parts;
 }
+// Matrix products on a GPU: streams that run at once, and the workspace of each, for split-K and the like.
+inline constexpr int kGemmLanes = 2;
+inline constexpr int64_t kGemmWorkspaceBytes = int64_t{64} << 20;
 // Partial sums of the gradient norm.
 inline constexpr int64_t kNormParts = 1024;
 // Elements behind the gradients in their arena, all-reduced with them: the loss numerator as two floats (high, low), and

@@ -10,6 +10,7 @@
 #include <algorithm>
 
 #include "base/clock.h"
+#include "base/failpoint.h"
 #include "hierad/version.h"
 #include "spdlog/spdlog.h"
 
@@ -125,7 +126,7 @@ void Agent::Connect() {
 void Agent::Report() {
   next_report_ = Now() + kReportEvery;
   changed_ = false;
-  if (!session_) return;
+  if (!session_ || !Failpoint("agent.report").ok()) return;
   v1::AgentReport report;
   report.set_node(options_.node);
   report.set_instance(options_.instance);

@@ -22,6 +22,7 @@
 #include <system_error>
 
 #include "base/clock.h"
+#include "base/failpoint.h"
 #include "base/fs.h"
 #include "base/limits.h"
 #include "base/status.h"
@@ -93,6 +94,7 @@ int Keeper::Run() {
   const UniqueFd signals(signalfd(-1, &children, SFD_CLOEXEC | SFD_NONBLOCK));
   prctl(PR_SET_CHILD_SUBREAPER, 1);
 
+  (void)Failpoint("keeper.begin");
   absl::Status status = Prepare();
   if (status.ok()) status = StartWorker();
   if (!status.ok()) {
@@ -101,10 +103,13 @@ int Keeper::Run() {
     Publish();
     return 1;
   }
+  (void)Failpoint("keeper.started");
   Send();
   Serve(signals.get());
+  (void)Failpoint("keeper.ended");
   KillTree();
   RecordEnd();
+  (void)Failpoint("keeper.record");
   Publish();
   return 0;
 }
@@ -339,6 +344,7 @@ void Keeper::RecordFailure(const absl::Status& status) {
 void Keeper::Publish() {
   // The record first: whoever sees the socket gone finds it.
   (void)WriteFileAtomic(RanksPath(".exit"), process_.SerializeAsString(), 0600);
+  (void)Failpoint("keeper.recorded");
   unlink(RanksPath(".sock").c_str());
   Send();
 }

@@ -17,6 +17,7 @@
 #include "CLI/CLI.hpp"
 #include "base/channel/certificates.h"
 #include "base/fs.h"
+#include "base/log_format.h"
 #include "base/status.h"
 #include "hierad/version.h"
 #include "server/agent/agent.h"
@@ -159,7 +160,7 @@ int Main(int argc, char** argv) {
     return app.exit(error) == 0 ? 0 : 1;
   }
   spdlog::set_default_logger(spdlog::stderr_color_mt("hierad-agent"));
-  spdlog::set_pattern("%Y-%m-%d %H:%M:%S.%e agent %l: %v");
+  spdlog::set_formatter(std::make_unique<LogLine>("hierad-agent", LogLine::Fields{}));
   if (const absl::Status status = Serve(flags); !status.ok()) {
     std::fprintf(stderr, "hierad-agent: %s\n", std::string(status.message()).c_str());
     return 1;

@@ -17,6 +17,7 @@
 
 #include "base/address.h"
 #include "base/channel/certificates.h"
+#include "base/failpoint.h"
 #include "base/status.h"
 #include "server/agent/keeper.h"
 #include "server/agent/process_tree.h"
@@ -150,6 +151,7 @@ void Ranks::AdoptExit(const RankName& name) {
 }
 
 void Ranks::Apply(const v1::AgentOrders& orders) {
+  (void)Failpoint("agent.apply");
   for (const v1::RankId& id : orders.acknowledged()) Forget(RankName::Of(id));
   for (const v1::RankId& id : orders.kill_now()) {
     const auto it = entries_.find(RankName::Of(id));
@@ -170,7 +172,9 @@ void Ranks::Start(const v1::Assignment& assignment) {
   const RankName name = RankName::Of(assignment);
   Entry& entry = entries_[name];
   entry.process.set_slot_id(assignment.slot().id());
+  (void)Failpoint("agent.start");
   absl::StatusOr<UniqueFd> keeper = SpawnKeeper(name, assignment);
+  (void)Failpoint("agent.started");
   if (!keeper.ok()) {
     Record(name, &entry, 0, v1::REASON_INTERNAL, std::string(keeper.status().message()));
     return;
@@ -254,6 +258,7 @@ void Ranks::End(Entry* entry, milliseconds grace) {
 void Ranks::Forget(const RankName& name) {
   const auto it = entries_.find(name);
   if (it == entries_.end() || it->second.keeper) return;
+  (void)Failpoint("agent.forget");
   entries_.erase(it);
   unlink(Path(name, ".exit").c_str());
   if (forgotten_.insert(name).second) forgotten_order_.push_back(name);
@@ -296,6 +301,7 @@ bool Ranks::OnReady(int fd) {
 }
 
 void Ranks::OnKeeperGone(const RankName& name, Entry* entry) {
+  (void)Failpoint("agent.rank_ended");
   entry->keeper.reset();
   if (!entry->process.ended()) {
     const absl::StatusOr<std::string> bytes = ReadFile(Path(name, ".exit"), kRecordBytes);

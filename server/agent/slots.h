@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
+#include "base/gpu_cards.h"
 #include "hierad/v1/worker.pb.h"
 
 namespace hierad {
@@ -13,7 +14,7 @@ struct SlotOptions {
   int cpu_slots = -1;        // -1: one per core
   bool detect_gpus = true;
   // NVIDIA's management library, loaded at run time: a machine without it has no GPU slots.
-  std::string nvml = "libnvidia-ml.so.1";
+  std::string nvml = kNvml;
   // As CUDA reads it: a list of indices, or of (beginnings of) UUIDs; only these are offered. Null: all.
   const char* cuda_visible_devices = nullptr;
 };

@@ -118,15 +118,34 @@ retry:
 """
 
 
+def bin_with_worker(worker):
+    """A folder of our programs with another hiera-worker. hierad starts the agent that is beside it, and that the worker
+    beside it; a program finds what is beside it by /proc/self/exe, which sees through symbolic links, not hard ones."""
+    folder = tempfile.mkdtemp(prefix="hierad-bin-", dir="/tmp")
+    for name in ("hierad", "hierad-agent", "hierctl"):
+        source, target = os.path.realpath(os.path.join(BIN, name)), os.path.join(folder, name)
+        try:
+            os.link(source, target)
+        except OSError:
+            shutil.copy2(source, target)
+    os.symlink(os.path.realpath(worker), os.path.join(folder, "hiera-worker"))
+    return folder
+
+
+TEST_WORKER = os.path.join(BIN, "tests", "hiera-test-worker")   # the same worker with a step of a few numbers, without torch
+
+
 class Cluster:
-    def __init__(self, **flags):
+    def __init__(self, worker=None, environment=None, **flags):
+        self.bin = bin_with_worker(worker) if worker else BIN
+        self.environment = environment or {}
         # Short: a unix socket's path has at most 107 bytes.
         self.folder = tempfile.mkdtemp(prefix="hierad-", dir="/tmp")
         self.state = os.path.join(self.folder, "state")
         self.server = "unix:" + os.path.join(self.folder, "h.sock")
         self.log = os.path.join(self.folder, "hierad.log")
         self.flags = {"cpu-slots": 2, "stop-grace": 3, "node-lost-after": 5, "metrics": "off",
-                      "agent-lifetime": "service", **{k.replace("_", "-"): v for k, v in flags.items()}}
+                      "agent-lifetime": "service", "disk-reserve": 0.05, **{k.replace("_", "-"): v for k, v in flags.items()}}
         self.hierad = None
         self.data = os.path.join(self.folder, "train.npy")
         write_npy(self.data)
@@ -135,14 +154,15 @@ class Cluster:
     # Processes.
 
     def command(self):
-        words = [os.path.join(BIN, "hierad"), "--state", self.state, "--listen", self.server]
+        words = [os.path.join(self.bin, "hierad"), "--state", self.state, "--listen", self.server]
         for flag, value in self.flags.items():
             words += [f"--{flag}", str(value)]
         return words
 
     def start(self):
         with open(self.log, "a") as log:
-            self.hierad = subprocess.Popen(self.command(), stdout=log, stderr=log, stdin=subprocess.DEVNULL)
+            self.hierad = subprocess.Popen(self.command(), stdout=log, stderr=log, stdin=subprocess.DEVNULL,
+                                           env={**os.environ, **self.environment})
         wait_for(lambda: self.ctl("version").returncode == 0 or self.hierad.poll() is not None,
                  lambda: "hierad answers\n" + read_text(self.log), 30)
         if self.hierad.poll() is not None:
@@ -195,6 +215,8 @@ class Cluster:
                 os.kill(pid, signal.SIGKILL)
             if not os.environ.get("HIERAD_KEEP"):
                 shutil.rmtree(self.folder, ignore_errors=True)
+                if self.bin != BIN:
+                    shutil.rmtree(self.bin, ignore_errors=True)
 
     # hierctl.
 
@@ -274,7 +296,7 @@ class Cluster:
 
 class ClusterTest(unittest.TestCase):
     """One cluster per test."""
-    flags = {}
+    flags = {}   # hierad's, and Cluster's own arguments
 
     def setUp(self):
         self.cluster = Cluster(**self.flags)
@@ -291,8 +313,8 @@ class ClusterTest(unittest.TestCase):
         self.assertEqual([int(line["step"]) for line in self.cluster.metrics(folder)], list(range(1, steps + 1)))
 
 
-def main():
-    for name in ("hierad", "hierad-agent", "hierctl", "hiera-worker"):
+def main(worker="hiera-worker"):
+    for name in ("hierad", "hierad-agent", "hierctl", worker):
         if not os.access(os.path.join(BIN, name), os.X_OK):
             sys.exit(f"{os.path.join(BIN, name)} is missing; build it, or set HIERAD_BIN_DIR")
     unittest.main(verbosity=2)

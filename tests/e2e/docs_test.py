@@ -1,8 +1,10 @@
 """What the documents promise exists: links, files, commands and their flags; commands that need no daemon are run."""
+import json
 import os
 import re
 import shlex
 import subprocess
+import tempfile
 import unittest
 from pathlib import Path
 
@@ -28,8 +30,8 @@ def commands(page):
             yield text, words
 
 
-def run(words):
-    return subprocess.run(words, capture_output=True, text=True, cwd=ROOT, timeout=60)
+def run(words, timeout=60):
+    return subprocess.run(words, capture_output=True, text=True, cwd=ROOT, timeout=timeout)
 
 
 class DocsTest(unittest.TestCase):
@@ -73,6 +75,23 @@ class DocsTest(unittest.TestCase):
                 self.assertEqual(result.returncode, 0, f"{page.name}: {text}: {result.stdout}{result.stderr}")
                 ran += 1
         self.assertGreaterEqual(ran, 3)
+
+    def test_doctor_as_documented(self):
+        page = (ROOT / "docs/doctor.md").read_text()
+        with tempfile.TemporaryDirectory() as folder:
+            job = ["configs/quickstart.yaml", "--set", "data.source=synthetic", "--set", "data.path=null", "--set", "eval.path=null",
+                   "--set", "data.mean_pool=null", "--set", "data.normalize=null", "--set", "data.pad=null"]
+            result = run([BIN / "hierctl", "doctor", *job, "--folder", folder, "-o", "json"], timeout=240)
+            self.assertEqual(os.listdir(folder), [])
+        report = json.loads(result.stdout)
+        self.assertEqual(result.returncode, 1 if report["verdict"] == "fail" else 0, result.stderr)
+        names = {check["name"] for check in report["checks"]}
+        self.assertLessEqual({"static shapes", "data rate", "GPU", "/dev/shm", "disk speed"}, names)
+        for check in report["checks"]:
+            self.assertIn(f"`{check['name']}`", page)
+            self.assertEqual(check["advice"] == "", check["verdict"] == "pass", check)
+        rate = next(check for check in report["checks"] if check["name"] == "data rate")
+        self.assertIn("samples/s read", rate["seen"])
 
 
 if __name__ == "__main__":

@@ -29,12 +29,29 @@ class RunTest(cluster.ClusterTest):
             self.assertGreater(line["loss"], 0)
             self.assertGreater(line["grad_norm"], 0)
             self.assertEqual(int(line["samples"]), 16)
+        # hierad's history says the same, to the last bit, and so do the parts of a step.
+        history = c.json("metrics", job_id)["metrics"]
+        for line in history:
+            if line["eval_loss"] is None:
+                del line["eval_loss"]
+        self.assertEqual(history, lines)
+        few = c.ctl("metrics", job_id, "--from", 5, "--to", 30, "--every", 10, "-o", "csv")
+        self.assertEqual([row.split(",")[0] for row in few.stdout.splitlines()], ["step", "10", "20", "30"])
+        for line in lines:
+            parts = sum(line[key] for key in ("data_wait_s", "forward_s", "backward_s", "communication_s", "optimizer_s"))
+            self.assertGreater(line["forward_s"], 0)
+            self.assertGreater(line["backward_s"], 0)
+            self.assertLessEqual(parts, line["step_s"] * 1.01)
+        curve = os.path.join(c.folder, "loss.svg")
+        self.assertEqual(c.ctl("metrics", job_id, "--plot", "--file", curve).returncode, 0)
+        self.assertTrue(cluster.read_text(curve).startswith("<svg "))
+        self.assertIn("*", c.ctl("metrics", job_id, "--plot").stdout)
         first, last = (sum(line["loss"] for line in part) / 5 for part in (lines[:5], lines[-5:]))
         self.assertLess(last, first * 0.9)
 
         # The folder as documented.
         names = os.listdir(folder)
-        for name in ("checkpoints", "exported", "metrics.jsonl", "train.log", "rank-0.log", "rank-1.log", "job.yaml"):
+        for name in ("checkpoints", "exported", "metrics.jsonl", "pictures", "train.log", "rank-0.log", "rank-1.log", "job.yaml"):
             self.assertIn(name, names)
         self.assertEqual(sorted(os.listdir(os.path.join(folder, "checkpoints"))), ["step-000000030", "step-000000040"])
         for name in ("model.safetensors", "optimizer.safetensors", "state.json", "manifest.json"):
@@ -62,7 +79,7 @@ class RunTest(cluster.ClusterTest):
         nodes = c.json("nodes")["nodes"]
         self.assertEqual(len(nodes), 1)
         self.assertEqual(len(nodes[0]["slots"]), 2)
-        for words in (["list"], ["describe", job_id], ["checkpoints", job_id], ["nodes"], ["version"]):
+        for words in (["list"], ["top"], ["describe", job_id], ["metrics", job_id], ["checkpoints", job_id], ["nodes"], ["version"]):
             result = c.ctl(*words)
             self.assertEqual(result.returncode, 0, f"{words}: {result.stderr}")
             self.assertTrue(result.stdout.strip())

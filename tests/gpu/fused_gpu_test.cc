@@ -60,7 +60,7 @@ Trial Train(const v1::JobSpec& job, int steps, const Way& way) {
     for (const MicroBatch& b : mine) real += b.real;
     // Not always what comes next: such a copy is made again.
     if (way.prefetch) step->Prefetch(batches[s % 3 == 2 ? 0 : (s + 1) * accumulation]);
-    const auto result = step->Run(mine, real, 1e-3, {});
+    const auto result = step->RunAndTake(mine, real, 1e-3, {});
     EXPECT_TRUE(result.ok()) << result.status();
     if (!result.ok()) return trial;
     trial.losses.push_back(result->loss);
@@ -96,6 +96,43 @@ v1::JobSpec Fused(v1::JobSpec job, const char* precision) {
   return job;
 }
 
+std::unique_ptr<Step> MakeGpuStep(const v1::JobSpec& job) {
+  static const std::unique_ptr<Communicator>& alone = *new std::unique_ptr<Communicator>(MakeSelfCommunicator());
+  auto made = MakeFusedGpuStep({job, true}, ParameterTable::For(*Geometry::From(job.model())), alone.get());
+  EXPECT_TRUE(made.ok()) << made.status();
+  if (!made.ok()) return nullptr;
+  EXPECT_TRUE((*made)->Initialize().ok());
+  return *std::move(made);
+}
+
+// Random batches of some steps.
+class Samples {
+ public:
+  Samples(const v1::JobSpec& job, int steps) : accumulation_(job.step().accumulation()), rows_(job.step().batch_per_rank()) {
+    int64_t size = job.model().in_chans();
+    for (int extent : job.model().input_size()) size *= extent;
+    std::mt19937 random(7);
+    for (int i = 0; i < steps * accumulation_; ++i) {
+      x_.emplace_back(rows_ * size);
+      for (float& v : x_.back()) v = float(double(random()) / 2147483648.0 - 1);
+      ids_.emplace_back();
+      labels_.emplace_back();
+      for (int b = 0; b < rows_; ++b) ids_.back().push_back(random() % 1000), labels_.back().push_back(int64_t(random() % job.model().num_classes()));
+    }
+    for (size_t i = 0; i < x_.size(); ++i) batches_.push_back({x_[i].data(), labels_[i].data(), ids_[i].data(), rows_, uint32_t(i)});
+  }
+  absl::Span<const MicroBatch> Of(int step) const { return {batches_.data() + step * accumulation_, size_t(accumulation_)}; }
+  int64_t Real(int) const { return int64_t(rows_) * accumulation_; }
+  void Spoil(int step) { x_[step * accumulation_][0] = INFINITY; }
+
+ private:
+  const int accumulation_, rows_;
+  std::vector<std::vector<float>> x_;
+  std::vector<std::vector<uint64_t>> ids_;
+  std::vector<std::vector<int64_t>> labels_;
+  std::vector<MicroBatch> batches_;
+};
+
 TEST(FusedGpuTest, EqualsTheCpuInSinglePrecision) {
   RandomJobs jobs(307);
   for (int i = 0; i < 40; ++i) {
@@ -130,6 +167,96 @@ TEST(FusedGpuTest, BitsDoNotDependOnWhatRunsBeside) {
       EXPECT_EQ(first.state.exp_avg_sq, again.state.exp_avg_sq);
       EXPECT_EQ(first.features, again.features);
     }
+    if (HasFailure()) return;
+  }
+}
+
+// Steps are given without waiting; results come in order, a snapshot taken between two of them holds that moment.
+TEST(FusedGpuTest, StepsUnderWayTellWhatStepsAloneTell) {
+  RandomJobs jobs(313);
+  for (int i = 0; i < 12; ++i) {
+    v1::JobSpec job = Fused(jobs.Next(), i % 2 == 0 ? "bf16" : "fp32");
+    SCOPED_TRACE(absl::StrCat("job ", i, ": ", job.model().ShortDebugString()));
+    Samples samples(job, 14);
+    const auto at_once = MakeGpuStep(job), under_way = MakeGpuStep(job);
+    ASSERT_TRUE(at_once && under_way);
+    std::vector<StepResult> expected;
+    TrainState state;
+    std::unique_ptr<StateSnapshot> snapshot;
+    for (int s = 0; s < 14; ++s) {
+      const auto result = at_once->RunAndTake(samples.Of(s), samples.Real(s), 1e-3, {.checkpoint = s == 5});
+      ASSERT_TRUE(result.ok()) << result.status();
+      expected.push_back(*result);
+      if (s == 6) state = *at_once->Save();
+      ASSERT_TRUE(under_way->Run(samples.Of(s), samples.Real(s), 1e-3, {.checkpoint = s == 5}).ok());
+      if (s == 6) {
+        auto taken = under_way->Snapshot();
+        ASSERT_TRUE(taken.ok()) << taken.status();
+        snapshot = *std::move(taken);
+      }
+    }
+    const auto saved = snapshot->Read();
+    ASSERT_TRUE(saved.ok()) << saved.status();
+    EXPECT_EQ(saved->step, state.step);
+    EXPECT_EQ(saved->updates, state.updates);
+    EXPECT_EQ(saved->parameters, state.parameters);
+    EXPECT_EQ(saved->exp_avg, state.exp_avg);
+    EXPECT_EQ(saved->exp_avg_sq, state.exp_avg_sq);
+    for (const StepResult& same : expected) {
+      const auto result = under_way->Take();
+      ASSERT_TRUE(result.ok()) << result.status();
+      EXPECT_EQ(result->step, same.step);
+      EXPECT_EQ(result->loss, same.loss);
+      EXPECT_EQ(result->grad_norm, same.grad_norm);
+      EXPECT_EQ(result->signals.checkpoint, same.signals.checkpoint);
+      ASSERT_TRUE(result->times.has_value());
+      EXPECT_GT(result->times->forward_s, 0);
+      EXPECT_GT(result->times->backward_s, 0);
+      EXPECT_GT(result->times->optimizer_s, 0);
+    }
+    EXPECT_FALSE(under_way->Take().ok());
+    EXPECT_EQ(under_way->records_lost(), 0);
+    EXPECT_EQ(*under_way->ParameterHash(), *at_once->ParameterHash());
+    if (HasFailure()) return;
+  }
+}
+
+// A step that is not finite halts the run on the device: what was enqueued behind it changes nothing.
+TEST(FusedGpuTest, AHaltedRunChangesNothing) {
+  v1::JobSpec job = Fused(RandomJobs(317).Next(), "fp32");
+  job.mutable_step()->set_on_nan("stop");
+  job.mutable_step()->set_accumulation(1);
+  Samples samples(job, 4);
+  const auto step = MakeGpuStep(job);
+  ASSERT_TRUE(step);
+  ASSERT_TRUE(step->RunAndTake(samples.Of(0), samples.Real(0), 1e-3, {}).ok());
+  const TrainState before = *step->Save();
+  samples.Spoil(1);
+  for (int s = 1; s < 4; ++s) ASSERT_TRUE(step->Run(samples.Of(s), samples.Real(s), 1e-3, {}).ok());
+  for (int s = 1; s < 4; ++s) {
+    const auto result = step->Take();
+    ASSERT_TRUE(result.ok()) << result.status();
+    EXPECT_TRUE(result->halted);
+    EXPECT_TRUE(result->skipped);
+  }
+  EXPECT_EQ(step->Save()->parameters, before.parameters);
+  EXPECT_EQ(step->Save()->updates, before.updates);
+}
+
+TEST(FusedGpuTest, WhatIsComputedAgainChangesNoBit) {
+  RandomJobs jobs(331);
+  for (int i = 0; i < 16; ++i) {
+    v1::JobSpec job = Fused(jobs.Next(), i % 2 == 0 ? "bf16" : "fp32");
+    SCOPED_TRACE(absl::StrCat("job ", i, ": ", job.model().ShortDebugString()));
+    const Trial kept = Train(job, 4, {});
+    for (int stage = 1; stage <= job.model().stages_size(); ++stage) {
+      if (jobs.Pick(0, 1) == 1) job.mutable_step()->add_checkpoint_stages(stage);
+    }
+    job.mutable_step()->set_checkpoint_decoder(jobs.Pick(0, 1) == 1);
+    const Trial again = Train(job, 4, {});
+    EXPECT_EQ(kept.losses, again.losses);
+    EXPECT_EQ(kept.norms, again.norms);
+    EXPECT_EQ(kept.state.parameters, again.state.parameters);
     if (HasFailure()) return;
   }
 }

@@ -181,7 +181,7 @@ TensorMap EngineUnderTest::Run(const TensorMap& inputs, uint32_t epoch) {
   if (step_) {
     const auto loaded = step_->Load(state_);
     if (!loaded.ok()) throw std::runtime_error(std::string(loaded.message()));
-    const StepResult result = Must(step_->Run({&batch, 1}, batch.real, /*lr=*/0.0, {}));
+    const StepResult result = Must(step_->RunAndTake({&batch, 1}, batch.real, /*lr=*/0.0, {}));
     if (result.skipped) throw std::runtime_error("the step was skipped: its loss or gradient is not finite");
     out["loss"] = at::scalar_tensor(result.loss, at::kFloat);
     out["grad_norm"] = at::scalar_tensor(result.grad_norm, at::kFloat);
@@ -228,7 +228,7 @@ TensorMap EngineUnderTest::Train(const TensorMap& inputs, uint32_t epoch) {
       batches.push_back(BatchOf(kept.back(), epoch));
       batches.back().real = int32_t(real[s][m].item<int64_t>());
     }
-    const StepResult result = Must(step_->Run(batches, real[s].sum().item<int64_t>(), lr[s].item<double>(), {}));
+    const StepResult result = Must(step_->RunAndTake(batches, real[s].sum().item<int64_t>(), lr[s].item<double>(), {}));
     if (result.skipped) throw std::runtime_error("a step was skipped");
     out["losses"][s] = result.loss;
     out["norms"][s] = result.grad_norm;

@@ -1,13 +1,19 @@
 // hiera-bench: the training step on random input, timed. Prints one line of JSON. Each full step is what a run does:
-// draws, copy to the device, forward, backward, norm, clip, AdamW, the loss read back; wall clock between returns.
+// draws, copy to the device, forward, backward, norm, clip, update, the loss read back as the trainer reads it (on a GPU a step
+// later); wall clock between returns.
 #include <algorithm>
 #include <chrono>
 #include <cstdio>
 #include <cstring>
 #include <ctime>
+#include <fstream>
+#include <iterator>
 #include <memory>
+#include <sstream>
 #include <string>
 #include <vector>
+
+#include <unistd.h>
 
 #include "CLI/CLI.hpp"
 #include "base/job_yaml.h"
@@ -15,6 +21,7 @@
 #include "base/plan/parameters.h"
 #include "base/random.h"
 #include "base/status.h"
+#include "hierad/version.h"
 #include "nlohmann/json.hpp"
 #include "worker/comm/communicator.h"
 #include "worker/step/step.h"
@@ -27,7 +34,7 @@ struct Arguments {
   std::vector<int> input{224, 224};
   int batch = 8, accumulation = 1, chans = 3, q_pool = -1, steps = 30, warmup = 5, threads = 2, short_batch = 0;
   double lr = 1e-4, drop_path = 0;
-  bool tf32 = false, tune = false, one_stream = false, no_prefetch = false;
+  bool tf32 = false, tune = false, one_stream = false, no_prefetch = false, sync = false;
 };
 
 absl::StatusOr<v1::JobSpec> JobOf(const Arguments& arguments) {
@@ -63,6 +70,18 @@ std::vector<float> RandomSamples(int64_t count, int64_t size) {
   return samples;
 }
 
+// Seconds since this process was started, loading of its libraries included.
+double SecondsSinceStart() {
+  std::ifstream file("/proc/self/stat");
+  std::string text((std::istreambuf_iterator<char>(file)), {});
+  std::istringstream fields(text.substr(text.rfind(')') + 1));   // the name before it may hold anything
+  std::string field;
+  for (int i = 3; i <= 22; ++i) fields >> field;                 // starttime, in ticks since boot
+  timespec now{};
+  clock_gettime(CLOCK_BOOTTIME, &now);
+  return double(now.tv_sec) + 1e-9 * double(now.tv_nsec) - std::strtod(field.c_str(), nullptr) / double(sysconf(_SC_CLK_TCK));
+}
+
 absl::StatusOr<nlohmann::json> Bench(const Arguments& arguments) {
   ASSIGN_OR_RETURN(const v1::JobSpec spec, JobOf(arguments));
   ASSIGN_OR_RETURN(const Geometry geometry, Geometry::From(spec.model()));
@@ -89,7 +108,10 @@ absl::StatusOr<nlohmann::json> Bench(const Arguments& arguments) {
 
   std::vector<double> times_ms;
   std::clock_t processor_time = 0;
+  double first_step_s = 0;
   std::vector<double> losses;
+  std::vector<StepResult::Times> times;
+  int under_way = 0;
   auto batch_of = [&](int64_t number) {   // ids live for two steps
     uint64_t* ids = visits.data() + number % (2 * micro_steps) * batch;
     for (int64_t i = 0; i < batch; ++i) ids[i] = uint64_t(number) * batch + i;
@@ -102,14 +124,31 @@ absl::StatusOr<nlohmann::json> Bench(const Arguments& arguments) {
     if (s == arguments.warmup) processor_time = std::clock();
     const auto begin = std::chrono::steady_clock::now();
     if (!arguments.no_prefetch) step->Prefetch(next);
-    ASSIGN_OR_RETURN(const StepResult result, step->Run(micro_batches, batch * micro_steps, arguments.lr, {}));
+    RETURN_IF_ERROR(step->Run(micro_batches, batch * micro_steps, arguments.lr, {}));
+    for (under_way += 1; under_way > (arguments.sync ? 0 : step->records_behind()); --under_way) {
+      ASSIGN_OR_RETURN(const StepResult result, step->Take());
+      losses.push_back(result.loss);
+      if (losses.size() == 1) first_step_s = SecondsSinceStart();
+      if (s >= arguments.warmup && result.times.has_value()) times.push_back(*result.times);
+    }
     const std::chrono::duration<double, std::milli> elapsed = std::chrono::steady_clock::now() - begin;
     if (s >= arguments.warmup) times_ms.push_back(elapsed.count());
-    losses.push_back(result.loss);
   }
   processor_time = std::clock() - processor_time;   // of all threads; includes what the driver spins
   std::sort(times_ms.begin(), times_ms.end());
-  return nlohmann::json{{"step", step->Describe()},
+  auto median_ms = [&](double StepResult::Times::* part) {
+    std::vector<double> values;
+    for (const StepResult::Times& t : times) values.push_back(1e3 * (t.*part));
+    std::sort(values.begin(), values.end());
+    return values.empty() ? nlohmann::json() : nlohmann::json(values[values.size() / 2]);
+  };
+  return nlohmann::json{{"commit", Commit()},
+                        {"idle_median_ms", median_ms(&StepResult::Times::idle_s)},
+                        {"forward_median_ms", median_ms(&StepResult::Times::forward_s)},
+                        {"backward_median_ms", median_ms(&StepResult::Times::backward_s)},
+                        {"communication_median_ms", median_ms(&StepResult::Times::communication_s)},
+                        {"optimizer_median_ms", median_ms(&StepResult::Times::optimizer_s)},
+                        {"step", step->Describe()},
                         {"variant", geometry.spec.variant()},
                         {"input", geometry.input_size},
                         {"chans", geometry.spec.in_chans()},
@@ -122,6 +161,7 @@ absl::StatusOr<nlohmann::json> Bench(const Arguments& arguments) {
                         {"processor_ms_per_step", 1e3 * double(processor_time) / CLOCKS_PER_SEC / double(times_ms.size())},
                         {"samples_per_s", 1000.0 * double(batch * micro_steps) / times_ms[times_ms.size() / 2]},
                         {"peak_memory_gib", double(step->peak_memory_bytes()) / double(int64_t{1} << 30)},
+                        {"first_step_s", first_step_s},
                         {"loss_first", losses.front()},
                         {"loss_last", losses.back()}};
 }
@@ -144,12 +184,14 @@ int Main(int argc, char** argv) {
   app.add_flag("--tune", arguments.tune, "fused on a GPU: time the candidates of every product first");
   app.add_flag("--one-stream", arguments.one_stream, "fused on a GPU: weight gradients in the chain, not beside it");
   app.add_flag("--no-prefetch", arguments.no_prefetch, "do not copy the next step's batch behind this one");
+  app.add_flag("--sync", arguments.sync, "wait for each step's loss before the next step is given");
   app.add_option("--sdpa", arguments.sdpa, "auto|math|flash|mem_efficient|cudnn");
   app.add_option("--device", arguments.device, "auto|cpu|cuda");
   app.add_option("--threads", arguments.threads, "compute threads on a CPU");
   app.add_option("--steps", arguments.steps, "timed steps")->check(CLI::Range(1, 1000000));
   app.add_option("--warmup", arguments.warmup, "steps before them")->check(CLI::Range(1, 1000000));
   app.add_option("--lr", arguments.lr, "learning rate");
+  app.set_version_flag("--version", std::string(Version()) + " (" + std::string(Commit()) + ")");
   CLI11_PARSE(app, argc, argv);
   const auto result = Bench(arguments);
   if (!result.ok()) {

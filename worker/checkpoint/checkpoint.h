@@ -1,13 +1,14 @@
 // A checkpoint: a folder `checkpoints/step-NNNNNNNNN/` that is either whole or not there. It is written as a temporary
 // folder, every file fsynced, the manifest (sizes and SHA-256 of the others) last, then renamed and the parent synced.
 //   model.safetensors      parameters by FAIR's names, fp32
-//   optimizer.safetensors  exp_avg and exp_avg_sq as "<name>.exp_avg", "<name>.exp_avg_sq"
+//   optimizer.safetensors  exp_avg and exp_avg_sq as "<name>.exp_avg", "<name>.exp_avg_sq"; "<name>.ema" where there is one
 //   state.json             step, updates, position, seed, job: no mode, no memory layout, no world size dependence
 //   manifest.json
 #pragma once
 
 #include <cstdint>
 #include <functional>
+#include <map>
 #include <optional>
 #include <string>
 #include <utility>
@@ -17,6 +18,7 @@
 #include "absl/status/statusor.h"
 #include "base/plan/parameters.h"
 #include "hierad/v1/job.pb.h"
+#include "worker/checkpoint/safetensors.h"
 #include "worker/data/dataset.h"
 #include "worker/step/step.h"
 
@@ -49,9 +51,7 @@ class CheckpointFolder {
   void set_stage_hook(StageHook hook) { stage_hook_ = std::move(hook); }
 
  private:
-  void Stage(const char* stage) const {
-    if (stage_hook_) stage_hook_(stage);
-  }
+  absl::Status Stage(const std::string& stage) const;   // also the failpoint "checkpoint.<stage>"
   absl::Status WriteFiles(const std::string& temporary, const CheckpointContents& contents, const ParameterTable& table,
                           const v1::JobSpec& spec, v1::CheckpointInfo* info) const;
   absl::Status Publish(const std::string& temporary, const std::string& path) const;
@@ -71,7 +71,16 @@ absl::StatusOr<CheckpointContents> ReadCheckpoint(const std::string& path, const
 absl::StatusOr<CheckpointContents> ReadNewest(const std::string& run_folder, const ParameterTable& table,
                                               std::vector<std::string>* damaged);
 
-// `run_folder`/exported/model.safetensors: the parameters alone, by FAIR's names; replaced as a whole. Returns its path.
+// The job that a checkpoint was made by, as its state.json says; nothing else of it is verified.
+absl::StatusOr<v1::JobSpec> JobOfCheckpoint(const std::string& path);
+
+// Weights for use elsewhere as a safetensors file, replaced as a whole; its folder is there. Non-finite ones are refused
+// (REASON_NUMERICS); out of space is REASON_CHECKPOINT with folder, bytes needed and free. Format and step are added to
+// `metadata`.
+absl::Status WriteModel(const std::string& path, const std::vector<TensorView>& tensors, int64_t step,
+                        std::map<std::string, std::string> metadata);
+// `run_folder`/exported/model.safetensors: the parameters alone, by FAIR's names; replaced as a whole. Returns its path. Their
+// average, where there is one, lies beside it as model_ema.safetensors.
 absl::StatusOr<std::string> ExportModel(const std::string& run_folder, const TrainState& state, const ParameterTable& table,
                                         const v1::JobSpec& spec);
 

@@ -85,11 +85,20 @@ absl::StatusOr<CheckpointContents> Read(const std::string& path, const Parameter
   ASSIGN_OR_RETURN(const SafetensorsFile moments, ReadSafetensors(JoinPath(path, kOptimizerFile)));
   RETURN_IF_ERROR(Fill(moments, table, ".exp_avg", &contents.state.exp_avg));
   RETURN_IF_ERROR(Fill(moments, table, ".exp_avg_sq", &contents.state.exp_avg_sq));
-  RETURN_IF_ERROR(CheckCount(moments, 2 * table.parameters.size(), kOptimizerFile));
+  const bool averaged = moments.tensors.size() == 3 * table.parameters.size();
+  if (averaged) RETURN_IF_ERROR(Fill(moments, table, ".ema", &contents.state.ema));
+  RETURN_IF_ERROR(CheckCount(moments, (averaged ? 3 : 2) * table.parameters.size(), kOptimizerFile));
   return contents;
 }
 
 }  // namespace
+
+absl::StatusOr<v1::JobSpec> JobOfCheckpoint(const std::string& path) {
+  const auto text = ReadFile(JoinPath(path, kStateFile), kJsonBytes);
+  if (!text.ok()) return Refusal(path, AsDamage(text.status()));
+  const auto spec = JobFromStateText(*text);
+  return spec.ok() ? spec : Refusal(path, spec.status());
+}
 
 absl::StatusOr<CheckpointContents> ReadCheckpoint(const std::string& path, const ParameterTable& table) {
   auto contents = Read(path, table);

@@ -3,10 +3,13 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <chrono>
 #include <csignal>
 #include <cstdlib>
+#include <fcntl.h>
 #include <fstream>
 #include <limits>
+#include <random>
 #include <string>
 #include <sys/resource.h>
 #include <sys/stat.h>
@@ -220,6 +223,75 @@ TEST_F(Checkpoints, TruncatedOrFlippedOnesAreNeverLoaded) {
     }
   }
   EXPECT_GT(tried, 60);
+}
+
+// As a crash of the machine or a bad disk leaves it: cut at every 4 KiB, and 10,000 single bits turned, wherever.
+TEST_F(Checkpoints, CutAtEveryPageOrWithAnyBitTurnedThePreviousOneIsLoaded) {
+  const uint64_t seed = uint64_t(std::chrono::steady_clock::now().time_since_epoch().count());
+  RecordProperty("seed", std::to_string(seed));
+  SCOPED_TRACE(seed);
+  std::mt19937_64 random(seed);
+  const ParameterTable large = Table(20000);
+  for (int64_t step : {10, 20}) {
+    ASSERT_TRUE(CheckpointFolder::Open(run_)->Write(Contents(large, step), large, spec_).ok());
+  }
+  const auto is_previous = [&](const std::string& what) {
+    std::vector<std::string> damaged;
+    const auto newest = ReadNewest(run_, large, &damaged);
+    ASSERT_TRUE(newest.ok()) << what << newest.status();
+    ASSERT_EQ(newest->state.step, 10) << what;
+    ASSERT_EQ(newest->state.parameters, Contents(large, 10).state.parameters) << what;
+    ASSERT_THAT(damaged, ElementsAre(PathOf(20)));
+    ASSERT_EQ(unlink((PathOf(20) + "/" + kDamagedMark).c_str()), 0);
+  };
+  int cuts = 0;
+  for (const char* name : {kModelFile, kOptimizerFile, kStateFile, kManifestFile}) {
+    const std::string path = PathOf(20) + "/" + name;
+    const std::string whole = *ReadFile(path, 1 << 20);
+    for (size_t size = 0; size < whole.size(); size += 4096, ++cuts) {
+      Put(path, whole.substr(0, size));
+      is_previous(std::string(name) + " cut at " + std::to_string(size));
+      if (HasFatalFailure()) return;
+    }
+    Put(path, whole);
+  }
+  EXPECT_GT(cuts, 170);
+
+  ASSERT_TRUE(RemoveTree(PathOf(20)).ok());
+  Write(20);   // small: each bit is as likely as any other
+  const CheckpointContents whole = Contents(table_, 20);
+  struct File {
+    std::string name, data;
+    UniqueFd fd;
+  };
+  std::vector<File> files;
+  size_t total = 0;
+  for (const char* name : {kModelFile, kOptimizerFile, kStateFile, kManifestFile}) {
+    const std::string path = PathOf(20) + "/" + name;
+    files.push_back({name, *ReadFile(path, 1 << 20), UniqueFd(open(path.c_str(), O_WRONLY | O_CLOEXEC))});
+    total += files.back().data.size();
+  }
+  int same = 0;
+  for (int i = 0; i < 10000; ++i) {
+    size_t at = random() % total;
+    File* file = files.data();
+    for (; at >= file->data.size(); ++file) at -= file->data.size();
+    const char turned = char(file->data[at] ^ char(1 << (random() % 8)));
+    ASSERT_EQ(pwrite(file->fd.get(), &turned, 1, off_t(at)), 1);
+    const auto read = ReadCheckpoint(PathOf(20), table_);
+    ASSERT_EQ(pwrite(file->fd.get(), &file->data[at], 1, off_t(at)), 1);
+    if (!read.ok()) {
+      ASSERT_EQ(ReasonOf(read.status()), v1::REASON_CHECKPOINT) << file->name << " " << at << ": " << read.status();
+      continue;
+    }
+    // In the manifest alone, where it says nothing of the contents: white space, the time it was written.
+    ASSERT_EQ(file->name, kManifestFile) << at;
+    ASSERT_EQ(read->state.parameters, whole.state.parameters);
+    ASSERT_EQ(read->state.exp_avg, whole.state.exp_avg);
+    ASSERT_EQ(read->state.step, 20);
+    ++same;
+  }
+  EXPECT_LT(same, 1000);
 }
 
 TEST_F(Checkpoints, ADamagedOneIsNotTriedAgainAndIsReplaced) {

@@ -8,6 +8,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "base/clock.h"
+#include "base/failpoint.h"
 #include "base/fs.h"
 #include "base/sha256.h"
 #include "base/status.h"
@@ -29,26 +30,28 @@ std::vector<TensorView> Views(const ParameterTable& table, const std::vector<flo
   return views;
 }
 
-absl::Status CheckFinite(const ParameterTable& table, const std::vector<float>& flat, const char* what) {
-  for (const Parameter& p : table.parameters) {
-    for (int64_t i = p.offset; i < p.offset + p.size; ++i) {
-      if (!std::isfinite(flat[size_t(i)])) {
-        return ErrorOf(v1::REASON_NUMERICS, absl::StrCat(what, " of \"", p.name, "\" holds ", flat[size_t(i)],
-                                                         ": no checkpoint is made of it; lower the learning rate or check the data"));
-      }
-    }
+absl::Status CheckFinite(const std::string& name, const float* values, int64_t size, const char* what) {
+  for (int64_t i = 0; i < size; ++i) {
+    if (std::isfinite(values[i])) continue;
+    return ErrorOf(v1::REASON_NUMERICS, absl::StrCat(what, " of \"", name, "\" holds ", values[i],
+                                                     ": no checkpoint is made of it; lower the learning rate or check the data"));
   }
   return absl::OkStatus();
 }
 
+absl::Status CheckFinite(const ParameterTable& table, const std::vector<float>& flat, const char* what) {
+  for (const Parameter& p : table.parameters) RETURN_IF_ERROR(CheckFinite(p.name, flat.data() + p.offset, p.size, what));
+  return absl::OkStatus();
+}
+
 // Out of space in words that say what is needed.
-absl::Status WriteFailed(const absl::Status& status, const std::string& folder, int64_t step, int64_t needed) {
+absl::Status WriteFailed(const absl::Status& status, const std::string& what, const std::string& folder, int64_t needed) {
   if (status.ok() || ReasonOf(status) == v1::REASON_NUMERICS) return status;
   const auto free = FreeBytes(folder);
   return ErrorOf(v1::REASON_CHECKPOINT,
-                 absl::StrCat("the checkpoint of step ", step, " could not be written to \"", Printable(folder), "\" (it needs ", needed,
+                 absl::StrCat(what, " could not be written to \"", Printable(folder), "\" (it needs ", needed,
                               " bytes, ", free.ok() ? absl::StrCat(*free) : std::string("an unknown number"), " are free): ",
-                              std::string(status.message()), "; the checkpoints before it are untouched"));
+                              std::string(status.message()), "; what was there before is untouched"));
 }
 
 absl::Status WriteSynced(const std::string& path, const std::string& data) {
@@ -66,6 +69,13 @@ absl::StatusOr<int64_t> FileBytes(const std::string& path) {
 }
 
 }  // namespace
+
+absl::Status CheckpointFolder::Stage(const std::string& stage) const {
+  if (stage_hook_) stage_hook_(stage.c_str());
+  std::string point = "checkpoint." + stage;
+  std::replace(point.begin(), point.end(), ' ', '_');
+  return Failpoint(point.c_str());
+}
 
 absl::StatusOr<CheckpointFolder> CheckpointFolder::Open(const std::string& run_folder) {
   CheckpointFolder opened;
@@ -89,10 +99,12 @@ absl::StatusOr<v1::CheckpointInfo> CheckpointFolder::Write(const CheckpointConte
   RETURN_IF_ERROR(CheckFinite(table, state.parameters, "the weight"));
   RETURN_IF_ERROR(CheckFinite(table, state.exp_avg, "the first moment"));
   RETURN_IF_ERROR(CheckFinite(table, state.exp_avg_sq, "the second moment"));
-  const int64_t needed = 3 * table.num_elements * int64_t(sizeof(float)) + kOverheadBytes;
+  if (!state.ema.empty()) RETURN_IF_ERROR(CheckFinite(table, state.ema, "the average of the weight"));
+  const std::string what = absl::StrCat("the checkpoint of step ", state.step);
+  const int64_t needed = (state.ema.empty() ? 3 : 4) * table.num_elements * int64_t(sizeof(float)) + kOverheadBytes;
   const auto free = FreeBytes(folder_);
   if (free.ok() && *free < needed) {
-    return WriteFailed(absl::ResourceExhaustedError("no space left on the device"), folder_, state.step, needed);
+    return WriteFailed(absl::ResourceExhaustedError("no space left on the device"), what, folder_, needed);
   }
   const std::string path = JoinPath(folder_, CheckpointName(state.step));
   const std::string temporary = JoinPath(folder_, kTemporary + CheckpointName(state.step));
@@ -103,7 +115,7 @@ absl::StatusOr<v1::CheckpointInfo> CheckpointFolder::Write(const CheckpointConte
   if (status.ok()) status = Publish(temporary, path);
   if (!status.ok()) {
     (void)RemoveTree(temporary);
-    return WriteFailed(status, folder_, state.step, needed);
+    return WriteFailed(status, what, folder_, needed);
   }
   return info;
 }
@@ -112,9 +124,9 @@ absl::Status CheckpointFolder::WriteFiles(const std::string& temporary, const Ch
                                           const ParameterTable& table, const v1::JobSpec& spec,
                                           v1::CheckpointInfo* info) const {
   const TrainState& state = contents.state;
-  Stage("clear");
+  RETURN_IF_ERROR(Stage("clear"));
   RETURN_IF_ERROR(RemoveTree(temporary));
-  Stage("make folder");
+  RETURN_IF_ERROR(Stage("make folder"));
   (void)mkdir(folder_.c_str(), 0755);   // removed while the run goes on
   if (mkdir(temporary.c_str(), 0755) != 0) return ErrnoStatus(errno, "cannot make folder", temporary);
   Manifest manifest;
@@ -122,15 +134,16 @@ absl::Status CheckpointFolder::WriteFiles(const std::string& temporary, const Ch
   manifest.created_ms = Clock::System().UnixMs();
   manifest.eval_loss = contents.eval_loss;
   const std::map<std::string, std::string> metadata = {{"format", "pt"}, {"hierad.step", absl::StrCat(state.step)}};
-  Stage("write model");
+  RETURN_IF_ERROR(Stage("write model"));
   ASSIGN_OR_RETURN(manifest.files[kModelFile].sha256,
                    WriteSafetensors(JoinPath(temporary, kModelFile), Views(table, state.parameters, ""), metadata));
-  Stage("write optimizer");
+  RETURN_IF_ERROR(Stage("write optimizer"));
   std::vector<TensorView> moments = Views(table, state.exp_avg, ".exp_avg");
-  const std::vector<TensorView> squares = Views(table, state.exp_avg_sq, ".exp_avg_sq");
-  moments.insert(moments.end(), squares.begin(), squares.end());
+  auto add = [&](const std::vector<TensorView>& views) { moments.insert(moments.end(), views.begin(), views.end()); };
+  add(Views(table, state.exp_avg_sq, ".exp_avg_sq"));
+  if (!state.ema.empty()) add(Views(table, state.ema, ".ema"));
   ASSIGN_OR_RETURN(manifest.files[kOptimizerFile].sha256, WriteSafetensors(JoinPath(temporary, kOptimizerFile), moments, metadata));
-  Stage("write state");
+  RETURN_IF_ERROR(Stage("write state"));
   const std::string state_text = StateToText(contents, spec);
   manifest.files[kStateFile].sha256 = Sha256Hex(state_text);
   RETURN_IF_ERROR(WriteSynced(JoinPath(temporary, kStateFile), state_text));
@@ -139,10 +152,10 @@ absl::Status CheckpointFolder::WriteFiles(const std::string& temporary, const Ch
     ASSIGN_OR_RETURN(file.bytes, FileBytes(JoinPath(temporary, name)));
     total += file.bytes;
   }
-  Stage("write manifest");
+  RETURN_IF_ERROR(Stage("write manifest"));
   const std::string text = manifest.ToText();
   RETURN_IF_ERROR(WriteSynced(JoinPath(temporary, kManifestFile), text));
-  Stage("sync folder");
+  RETURN_IF_ERROR(Stage("sync folder"));
   RETURN_IF_ERROR(SyncFolder(temporary));
   info->set_bytes(total + int64_t(text.size()));
   info->set_sha256(Sha256Hex(text));
@@ -157,7 +170,7 @@ absl::Status CheckpointFolder::WriteFiles(const std::string& temporary, const Ch
 // One of that name (a damaged one, or the same step run again) changes places with the new one, so that the name always
 // leads to a whole folder.
 absl::Status CheckpointFolder::Publish(const std::string& temporary, const std::string& path) const {
-  Stage("rename");
+  RETURN_IF_ERROR(Stage("rename"));
   if (!Exists(path)) {
     if (rename(temporary.c_str(), path.c_str()) != 0) return ErrnoStatus(errno, "cannot put in place", path);
   } else if (renameat2(AT_FDCWD, temporary.c_str(), AT_FDCWD, path.c_str(), RENAME_EXCHANGE) != 0) {
@@ -165,19 +178,19 @@ absl::Status CheckpointFolder::Publish(const std::string& temporary, const std::
     RETURN_IF_ERROR(Remove(path));
     if (rename(temporary.c_str(), path.c_str()) != 0) return ErrnoStatus(errno, "cannot put in place", path);
   }
-  Stage("sync parent");
+  RETURN_IF_ERROR(Stage("sync parent"));
   RETURN_IF_ERROR(SyncFolder(folder_));
-  Stage("remove replaced");
+  RETURN_IF_ERROR(Stage("remove replaced"));
   return RemoveTree(temporary);
 }
 
 absl::Status CheckpointFolder::Remove(const std::string& path) const {
   const std::string removed = JoinPath(folder_, kRemoved + path.substr(path.rfind('/') + 1));
-  Stage("rename old");
+  RETURN_IF_ERROR(Stage("rename old"));
   RETURN_IF_ERROR(RemoveTree(removed));
   // By name first: half a folder never has a checkpoint's name.
   if (rename(path.c_str(), removed.c_str()) != 0) return ErrnoStatus(errno, "cannot remove", path);
-  Stage("remove old");
+  RETURN_IF_ERROR(Stage("remove old"));
   return RemoveTree(removed);
 }
 
@@ -194,7 +207,7 @@ absl::Status CheckpointFolder::Retain(const v1::CheckpointSpec& spec) {
   std::reverse(goes.begin(), goes.end());
   for (const std::string& path : goes) RETURN_IF_ERROR(Remove(path));
   if (goes.empty()) return absl::OkStatus();
-  Stage("sync retention");
+  RETURN_IF_ERROR(Stage("sync retention"));
   return SyncFolder(folder_);
 }
 
@@ -228,24 +241,37 @@ absl::StatusOr<std::vector<v1::CheckpointInfo>> CheckpointFolder::List() const {
   return infos;
 }
 
-absl::StatusOr<std::string> ExportModel(const std::string& run_folder, const TrainState& state, const ParameterTable& table,
-                                        const v1::JobSpec& spec) {
-  RETURN_IF_ERROR(CheckFinite(table, state.parameters, "the weight"));
-  const std::string folder = JoinPath(run_folder, "exported");
-  const std::string path = JoinPath(folder, kModelFile), temporary = path + ".writing";
-  const int64_t needed = table.num_elements * int64_t(sizeof(float)) + kOverheadBytes;
+absl::Status WriteModel(const std::string& path, const std::vector<TensorView>& tensors, int64_t step,
+                        std::map<std::string, std::string> metadata) {
+  int64_t needed = kOverheadBytes;
+  for (const TensorView& tensor : tensors) {
+    int64_t size = 1;
+    for (const int64_t axis : tensor.shape) size *= axis;
+    RETURN_IF_ERROR(CheckFinite(tensor.name, tensor.data, size, "the weight"));
+    needed += size * int64_t(sizeof(float));
+  }
+  metadata["format"] = "pt";
+  metadata["hierad.step"] = absl::StrCat(step);
+  const std::string folder = FolderOf(path), temporary = path + ".writing";
   const auto write = [&]() -> absl::Status {
-    RETURN_IF_ERROR(MakeFolders(folder));
-    const std::map<std::string, std::string> metadata = {
-        {"format", "pt"}, {"hierad.step", absl::StrCat(state.step)}, {"hierad.task", spec.model().task()}};
-    RETURN_IF_ERROR(WriteSafetensors(temporary, Views(table, state.parameters, ""), metadata).status());
+    RETURN_IF_ERROR(WriteSafetensors(temporary, tensors, metadata).status());
     if (rename(temporary.c_str(), path.c_str()) != 0) return ErrnoStatus(errno, "cannot put in place", path);
     return SyncFolder(folder);
   };
-  if (const absl::Status status = write(); !status.ok()) {
-    unlink(temporary.c_str());
-    return WriteFailed(status, folder, state.step, needed);
-  }
+  const absl::Status status = write();
+  if (status.ok()) return status;
+  unlink(temporary.c_str());
+  return WriteFailed(status, absl::StrCat("the weights of step ", step), folder, needed);
+}
+
+absl::StatusOr<std::string> ExportModel(const std::string& run_folder, const TrainState& state, const ParameterTable& table,
+                                        const v1::JobSpec& spec) {
+  const std::string folder = JoinPath(run_folder, "exported");
+  const std::string path = JoinPath(folder, kModelFile);
+  RETURN_IF_ERROR(MakeFolders(folder));
+  const std::map<std::string, std::string> metadata = {{"hierad.task", spec.model().task()}};
+  if (!state.ema.empty()) RETURN_IF_ERROR(WriteModel(JoinPath(folder, kAverageFile), Views(table, state.ema, ""), state.step, metadata));
+  RETURN_IF_ERROR(WriteModel(path, Views(table, state.parameters, ""), state.step, metadata));
   return path;
 }
 

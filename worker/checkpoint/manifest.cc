@@ -91,6 +91,16 @@ std::string StateToText(const CheckpointContents& contents, const v1::JobSpec& s
   return out.dump(1) + "\n";
 }
 
+absl::StatusOr<v1::JobSpec> JobFromStateText(const std::string& text) {
+  const json in = json::parse(text, nullptr, false);
+  v1::JobSpec spec;
+  if (!in.is_object() || !in.contains("job") ||
+      !google::protobuf::util::JsonStringToMessage(in["job"].dump(-1, ' ', false, json::error_handler_t::replace), &spec).ok()) {
+    return absl::DataLossError("state.json holds no job that this hiera-worker can read");
+  }
+  return spec;
+}
+
 absl::StatusOr<CheckpointContents> StateFromText(const std::string& text) {
   try {
     const json in = json::parse(text);

@@ -13,6 +13,7 @@
 namespace hierad {
 
 inline constexpr char kModelFile[] = "model.safetensors";
+inline constexpr char kAverageFile[] = "model_ema.safetensors";   // of an export
 inline constexpr char kOptimizerFile[] = "optimizer.safetensors";
 inline constexpr char kStateFile[] = "state.json";
 inline constexpr char kManifestFile[] = "manifest.json";
@@ -34,6 +35,8 @@ struct Manifest {
 };
 
 std::string StateToText(const CheckpointContents& contents, const v1::JobSpec& spec);
+// The job in it.
+absl::StatusOr<v1::JobSpec> JobFromStateText(const std::string& text);
 // All but the flat buffers.
 absl::StatusOr<CheckpointContents> StateFromText(const std::string& text);
 

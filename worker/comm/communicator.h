@@ -25,6 +25,8 @@ class Communicator {
   // data[i] = sum over ranks, the same bits on every rank. Pointers are host memory for the CPU communicator and device
   // memory for NCCL, where the call is enqueued on `stream` (a cudaStream_t; ignored on CPU) and returns at once.
   virtual absl::Status AllReduceSum(float* data, int64_t count, void* stream) = 0;
+  // The same for bf16, as bit patterns. On a CPU the addends are exact and the sum is rounded once.
+  virtual absl::Status AllReduceSumBF16(uint16_t* data, int64_t count, void* stream);
   // `data` of rank `root` to all.
   virtual absl::Status Broadcast(void* data, int64_t bytes, int root, void* stream) = 0;
   // Returns when every rank has entered (host-side, also with NCCL).
@@ -43,7 +45,8 @@ struct CommunicatorOptions {
   int rank = 0;
   int size = 1;
   std::chrono::milliseconds join_timeout{120'000};  // for all ranks to join
-  std::chrono::milliseconds timeout{30'000};        // CPU: a peer that shows no sign of life for so long is lost
+  // CPU: a peer that shows no sign of life for so long is lost. Longer than hierad's hang_after, whose verdict says more.
+  std::chrono::milliseconds timeout{45'000};
   std::chrono::milliseconds busy_timeout{600'000};  // a living peer that does not enter for so long; NCCL: a host-side wait
   // Set by another thread to make a waiting collective return Cancelled.
   const std::atomic<bool>* abandon = nullptr;

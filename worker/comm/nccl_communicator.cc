@@ -99,6 +99,11 @@ class NcclCommunicator : public Communicator {
                       comm_, absl::StrCat("all_reduce of ", count, " floats"));
   }
 
+  absl::Status AllReduceSumBF16(uint16_t* data, int64_t count, void* stream) override {
+    return NcclStatus(ncclAllReduce(data, data, size_t(count), ncclBfloat16, ncclSum, comm_, static_cast<cudaStream_t>(stream)),
+                      comm_, absl::StrCat("all_reduce of ", count, " values in bf16"));
+  }
+
   absl::Status Broadcast(void* data, int64_t bytes, int root, void* stream) override {
     return NcclStatus(ncclBroadcast(data, data, size_t(bytes), ncclUint8, root, comm_, static_cast<cudaStream_t>(stream)),
                       comm_, absl::StrCat("broadcast of ", bytes, " bytes"));

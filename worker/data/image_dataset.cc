@@ -94,16 +94,24 @@ class FolderWalk {
   Listing* const listing_;
 };
 
+}  // namespace
+
+void ImageStatistics(const v1::DataSpec& data, int channels, std::vector<double>* mean, std::vector<double>* spread) {
+  static constexpr double kMean[] = {0.485, 0.456, 0.406}, kStd[] = {0.229, 0.224, 0.225};   // ImageNet's
+  for (int c = 0; c < channels; ++c) {
+    mean->push_back(data.mean_size() ? data.mean(c) : channels == 3 ? kMean[c] : 0.5);
+    spread->push_back(data.std_size() ? data.std(c) : channels == 3 ? kStd[c] : 0.5);
+  }
+}
+
+namespace {
+
 class ImageFolder : public Dataset {
  public:
   ImageFolder(const v1::DataSpec& data, std::string root, const Geometry& geometry)
       : data_(data), root_(std::move(root)), channels_(geometry.spec.in_chans()),
         height_(static_cast<int>(geometry.input_size[0])), width_(static_cast<int>(geometry.input_size[1])) {
-    static constexpr double kMean[] = {0.485, 0.456, 0.406}, kStd[] = {0.229, 0.224, 0.225};   // ImageNet's
-    for (int c = 0; c < channels_; ++c) {
-      mean_.push_back(data.mean_size() ? data.mean(c) : channels_ == 3 ? kMean[c] : 0.5);
-      std_.push_back(data.std_size() ? data.std(c) : channels_ == 3 ? kStd[c] : 0.5);
-    }
+    ImageStatistics(data, channels_, &mean_, &std_);
   }
 
   absl::Status Scan() {

@@ -4,6 +4,7 @@
 
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "absl/status/statusor.h"
 #include "base/plan/geometry.h"
@@ -15,6 +16,9 @@
 namespace hierad {
 
 absl::StatusOr<std::unique_ptr<Dataset>> OpenImageFolder(const v1::DataSpec& data, const std::string& path, const Geometry& geometry);
+
+// What a pixel's value in [0, 1] loses, and is divided by, per channel.
+void ImageStatistics(const v1::DataSpec& data, int channels, std::vector<double>* mean, std::vector<double>* spread);
 
 // The region of the random resized crop of this visit: ten tries of an area fraction and an aspect ratio (log-uniform),
 // then the largest centred region of a legal ratio.

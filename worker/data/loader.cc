@@ -19,6 +19,8 @@
 namespace hierad {
 namespace {
 
+constexpr int kMostLoaderThreads = 16;
+
 constexpr size_t kAlign = 64;
 constexpr int64_t kLargeBatchBytes = int64_t{512} << 20;   // of these one, not two, is read ahead
 
@@ -294,6 +296,11 @@ absl::StatusOr<std::unique_ptr<Loader>> MakeLoader(std::shared_ptr<const Dataset
   auto loader = std::make_unique<ThreadedLoader>(std::move(dataset), options, length);
   RETURN_IF_ERROR(loader->Start());
   return loader;
+}
+
+int LoaderThreads(const v1::JobSpec& spec, bool cuda, int cores) {
+  if (spec.data().has_workers()) return spec.data().workers();
+  return cuda ? std::clamp(cores, 1, kMostLoaderThreads) : 1;
 }
 
 }  // namespace hierad

@@ -68,6 +68,10 @@ class Loader {
   virtual std::string WaitingIn() const = 0;       // sample being read while Next() waits, else empty
 };
 
+// Reader threads of a rank: data.workers; else its share of the node's cores where a GPU computes, and one where the rank's
+// own cores do, which is enough for what they take in.
+int LoaderThreads(const v1::JobSpec& spec, bool cuda, int cores);
+
 // `dataset` is shared with the threads, which end with the loader.
 absl::StatusOr<std::unique_ptr<Loader>> MakeLoader(std::shared_ptr<const Dataset> dataset, const Loader::Options& options);
 

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cstring>
 #include <sstream>
+#include <utility>
 #include <vector>
 
 #include "absl/strings/escaping.h"
@@ -25,7 +26,8 @@ absl::Status Failed(const char* what, const GemmShape& shape, int code) {
 
 std::string GemmShape::Key() const {
   return absl::StrCat(m, "x", n, "x", k, trans_a ? "-ta" : "", trans_b ? "-tb" : "", accumulate ? "-acc" : "", bias ? "-bias" : "",
-                      bf16 ? "-bf16" : tf32 ? "-tf32" : "-fp32", wide_out ? "-out32" : "");
+                      bf16 ? "-bf16" : tf32 ? "-tf32" : "-fp32", wide_out ? "-out32" : "",
+                      batch > 1 ? absl::StrCat("-batch", batch) : "", alpha != 1 || beta != 0 ? absl::StrCat("-alpha", alpha, "-beta", beta) : "");
 }
 
 struct GemmLibrary::Prepared {
@@ -105,6 +107,14 @@ absl::StatusOr<GemmLibrary::Prepared*> GemmLibrary::Prepare(const GemmShape& s) 
   if (code == 0) code = s.trans_a ? cublasLtMatrixLayoutCreate(&p->b, in, s.m, s.k, s.m) : cublasLtMatrixLayoutCreate(&p->b, in, s.k, s.m, s.k);
   if (code == 0) code = cublasLtMatrixLayoutCreate(&p->c, out, s.n, s.m, s.n);
   if (code != 0) return Failed("creating a layout", s, code);
+  if (s.batch > 1) {
+    const int32_t batch = int32_t(s.batch);
+    const std::pair<cublasLtMatrixLayout_t, int64_t> strides[] = {{p->a, s.k * s.n}, {p->b, s.m * s.k}, {p->c, s.m * s.n}};
+    for (const auto& [layout, stride] : strides) {
+      cublasLtMatrixLayoutSetAttribute(layout, CUBLASLT_MATRIX_LAYOUT_BATCH_COUNT, &batch, sizeof batch);
+      cublasLtMatrixLayoutSetAttribute(layout, CUBLASLT_MATRIX_LAYOUT_STRIDED_BATCH_OFFSET, &stride, sizeof stride);
+    }
+  }
   if (auto known = table_.find(s.Key()); known != table_.end()) {
     std::memcpy(&p->algo, known->second.data(), sizeof p->algo);
   } else {
@@ -116,17 +126,19 @@ absl::StatusOr<GemmLibrary::Prepared*> GemmLibrary::Prepare(const GemmShape& s) 
   return slot.get();
 }
 
-absl::Status GemmLibrary::Launch(const Prepared& p, const void* a, const void* b, void* c, const void* bias, cudaStream_t stream, int lane) const {
+absl::Status GemmLibrary::Launch(const Prepared& p, const void* a, const void* b, void* c, const void* bias, cudaStream_t stream, int lane,
+                                 const void* addend) const {
   if (p.shape.bias) cublasLtMatmulDescSetAttribute(p.desc, CUBLASLT_MATMUL_DESC_BIAS_POINTER, &bias, sizeof bias);
-  const float alpha = 1, beta = p.shape.accumulate ? 1 : 0;
-  const int code = cublasLtMatmul(static_cast<cublasLtHandle_t>(handle_), p.desc, &alpha, b, p.a, a, p.b, &beta, c, p.c, c, p.c, &p.algo,
+  const float alpha = p.shape.alpha, beta = p.shape.accumulate ? 1 : p.shape.beta;
+  const int code = cublasLtMatmul(static_cast<cublasLtHandle_t>(handle_), p.desc, &alpha, b, p.a, a, p.b, &beta, addend != nullptr ? addend : c, p.c, c, p.c, &p.algo,
                                   workspace_ + lane * workspace_bytes_, workspace_bytes_, stream);
   return code == 0 ? absl::OkStatus() : Failed("a product", p.shape, code);
 }
 
-absl::Status GemmLibrary::Run(const GemmShape& shape, const void* a, const void* b, void* c, const void* bias, cudaStream_t stream, int lane) {
+absl::Status GemmLibrary::Run(const GemmShape& shape, const void* a, const void* b, void* c, const void* bias, cudaStream_t stream, int lane,
+                              const void* addend) {
   ASSIGN_OR_RETURN(Prepared * p, Prepare(shape));
-  return Launch(*p, a, b, c, bias, stream, lane);
+  return Launch(*p, a, b, c, bias, stream, lane, addend);
 }
 
 absl::Status GemmLibrary::Tune(const GemmShape& shape, const void* a, const void* b, void* c, const void* bias, cudaStream_t stream) {

@@ -12,6 +12,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "base/plan/step_values.h"
 
 namespace hierad::kernels {
 
@@ -19,18 +20,22 @@ namespace hierad::kernels {
 struct GemmShape {
   int64_t m, n, k;
   bool trans_a, trans_b, accumulate, bias, bf16, wide_out, tf32;
+  // `batch` products of contiguous operands; alpha, and beta of an addend of c's type (not with accumulate).
+  int64_t batch = 1;
+  float alpha = 1, beta = 0;
   std::string Key() const;
 };
 
 class GemmLibrary {
  public:
-  static constexpr int kLanes = 2;
+  static constexpr int kLanes = kGemmLanes;
   // `workspace_bytes` of device memory a lane are taken for split-K and the like.
-  static absl::StatusOr<std::unique_ptr<GemmLibrary>> Make(int64_t workspace_bytes = 64 << 20);
+  static absl::StatusOr<std::unique_ptr<GemmLibrary>> Make(int64_t workspace_bytes = kGemmWorkspaceBytes);
   ~GemmLibrary();
 
   // bias: of c's type. Prepares the shape when it is new (not while capturing). Streams that run at once take different lanes.
-  absl::Status Run(const GemmShape& shape, const void* a, const void* b, void* c, const void* bias, cudaStream_t stream, int lane = 0);
+  absl::Status Run(const GemmShape& shape, const void* a, const void* b, void* c, const void* bias, cudaStream_t stream, int lane = 0,
+                   const void* addend = nullptr);
   // Times the library's candidates on these operands (c is overwritten) and keeps the fastest.
   absl::Status Tune(const GemmShape& shape, const void* a, const void* b, void* c, const void* bias, cudaStream_t stream);
 
@@ -43,7 +48,8 @@ class GemmLibrary {
   struct Prepared;
   GemmLibrary() = default;
   absl::StatusOr<Prepared*> Prepare(const GemmShape& shape);
-  absl::Status Launch(const Prepared& p, const void* a, const void* b, void* c, const void* bias, cudaStream_t stream, int lane) const;
+  absl::Status Launch(const Prepared& p, const void* a, const void* b, void* c, const void* bias, cudaStream_t stream, int lane,
+                      const void* addend = nullptr) const;
 
   void* handle_ = nullptr;   // cublasLtHandle_t
   char* workspace_ = nullptr;   // kLanes times workspace_bytes_

@@ -131,17 +131,34 @@ struct PartsSum {
 };
 cudaError_t SumParts(const PartsSum* sums, int count, bool accumulate, cudaStream_t stream);
 cudaError_t GradientNorm(const StepScalars* scalars, const float* gradients, double* partials, const double* loss_partials,
-                         StepRecord* record, int64_t size, int batch, cudaStream_t stream);
+                         StepRecord* record, int64_t size, int batch, bool own_signals, cudaStream_t stream);
+// `ring`: the host's memory, as the device sees it.
+cudaError_t Mark(const StepScalars* scalars, StepRecord* record, StepPhase phase, cudaStream_t stream);
+cudaError_t PublishRecord(StepRecord* record, RecordSlot* ring, cudaStream_t stream);
 // What rides behind the gradients: [loss numerator high, low, stop, checkpoint]; signals in StepScalars.signals and
 // StepRecord.signals (bit 0 stop, bit 1 checkpoint).
 cudaError_t PackTail(const StepScalars* scalars, const double* loss_partials, float* tail, int batch, cudaStream_t stream);
 cudaError_t UnpackTail(const float* tail, double* loss_partials, StepRecord* record, int batch, cudaStream_t stream);
+
+cudaError_t AverageWeights(const StepRecord* record, double decay, const float* master, float* average, int64_t size, cudaStream_t stream);
+
+// See base/plan/plan.h. At most 65535 matrices of a shape.
+struct MuonShape {
+  int count, rows, cols;
+};
+template <typename T>
+cudaError_t MuonMomentum(const StepRecord* record, const MuonShape& shape, double momentum, double clip_norm, bool nesterov,
+                         const float* gradients, float* moments, const int64_t* places, T* x, double* scratch, cudaStream_t stream);
+template <typename T>
+cudaError_t MuonUpdate(const StepScalars* scalars, const StepRecord* record, const MuonShape& shape, double weight_decay, const T* x,
+                       const int64_t* places, const float* scale, float* master, T* compute, cudaStream_t stream);
 
 struct AdamWOptions {
   double beta1, beta2, eps, weight_decay, clip_norm;
 };
 template <typename T>
 cudaError_t AdamW(const StepScalars* scalars, const StepRecord* record, const AdamWOptions& options, float* master,
-                  const float* gradients, float* moments, const uint8_t* decay, T* compute, int64_t size, cudaStream_t stream);
+                  const float* gradients, float* moments, const uint8_t* decay, const float* scale, T* compute, int64_t size,
+                  cudaStream_t stream);
 
 }  // namespace hierad::kernels

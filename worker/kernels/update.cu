@@ -66,7 +66,8 @@ __global__ void Squares(const float* gradients, double* partials, int64_t size) 
   if (threadIdx.x == 0) partials[blockIdx.x] = sum;
 }
 
-__global__ void Verdict(const StepScalars* s, const double* partials, const double* loss_partials, StepRecord* record, int batch) {
+__global__ void Verdict(const StepScalars* s, const double* partials, const double* loss_partials, StepRecord* record, int batch,
+                        bool own_signals) {
   __shared__ double shared[32];
   double squares = 0, numerator = 0;
   for (int i = threadIdx.x; i < kNormParts; i += blockDim.x) squares += partials[i];
@@ -79,34 +80,20 @@ __global__ void Verdict(const StepScalars* s, const double* partials, const doub
   record->loss = numerator * s->loss_weight;
   record->grad_norm = sqrt(squares);
   record->lr = s->lr;
-  record->skipped = isfinite(record->loss) && isfinite(record->grad_norm) ? 0 : 1;
-  record->nan_in_row = record->skipped ? record->nan_in_row + 1 : 0;
+  const bool finite = isfinite(record->loss) && isfinite(record->grad_norm);
+  record->skipped = finite && !record->halted ? 0 : 1;
+  if (!record->halted) {
+    record->nan_in_row = finite ? 0 : record->nan_in_row + 1;
+    record->halted = s->nan_limit > 0 && record->nan_in_row >= s->nan_limit ? 1 : 0;
+  }
   record->updates += record->skipped ? 0 : 1;
-}
-
-// The high part of the numerator has 12 bits, so that its sum over ranks is exact.
-__global__ void Pack(const StepScalars* s, const double* loss_partials, float* tail, int batch) {
-  __shared__ double shared[32];
-  double numerator = 0;
-  for (int b = threadIdx.x; b < batch; b += blockDim.x) numerator += loss_partials[b];
-  numerator = BlockSum(numerator, shared);
-  if (threadIdx.x != 0) return;
-  const float high = __uint_as_float(__float_as_uint(float(numerator)) & ~0xFFFu);
-  tail[0] = high;
-  tail[1] = float(numerator - double(high));
-  tail[2] = s->signals & 1 ? 1.0f : 0.0f;
-  tail[3] = s->signals & 2 ? 1.0f : 0.0f;
-}
-
-__global__ void Unpack(const float* tail, double* loss_partials, StepRecord* record, int batch) {
-  for (int b = threadIdx.x; b < batch; b += blockDim.x) loss_partials[b] = b == 0 ? double(tail[0]) + double(tail[1]) : 0.0;
-  if (threadIdx.x == 0) record->signals = (tail[2] > 0 ? 1 : 0) | (tail[3] > 0 ? 2 : 0);
+  if (own_signals) record->signals = s->signals;
 }
 
 // torch.optim.AdamW's order of operations.
 template <typename T>
 __global__ void Adam(const StepScalars* s, const StepRecord* record, AdamWOptions o, float* master, const float* gradients,
-                     float* moments, const uint8_t* decay, T* compute, int64_t size) {
+                     float* moments, const uint8_t* decay, const float* scale, T* compute, int64_t size) {
   __shared__ float shared[4];
   if (record->skipped) return;
   if (threadIdx.x == 0) {
@@ -114,15 +101,18 @@ __global__ void Adam(const StepScalars* s, const StepRecord* record, AdamWOption
     shared[0] = float(o.clip_norm > 0 ? fmin(1.0, o.clip_norm / (record->grad_norm + 1e-6)) : 1.0);
     shared[1] = float(sqrt(1 - pow(o.beta2, t)));
     shared[2] = float(s->lr / (1 - pow(o.beta1, t)));
-    shared[3] = float(1 - s->lr * o.weight_decay);
+    shared[3] = float(s->lr * o.weight_decay);
   }
   __syncthreads();
-  const float clip = shared[0], root2 = shared[1], step_size = shared[2], shrink = shared[3];
+  const float clip = shared[0], root2 = shared[1], whole_step = shared[2], whole_decay = shared[3];
   const float beta2 = float(o.beta2), rest1 = float(1 - o.beta1), rest2 = float(1 - o.beta2), eps = float(o.eps);
   HIERAD_GRID_LOOP(i, size / 4) {
+    const uint8_t group = decay[i / 16];   // one per 64 elements
+    if (group == kNotAdamW) continue;
+    const float factor = scale == nullptr ? 1.0f : scale[i / 16], step_size = whole_step * factor, shrink = 1 - whole_decay * factor;
     float4 g4 = Load4(gradients + i * 4), p4 = Load4(master + i * 4), m4 = Load4(moments + i * 4), v4 = Load4(moments + size + i * 4);
     float *g = &g4.x, *p = &p4.x, *m = &m4.x, *v = &v4.x;
-    const bool decays = decay[i / 16] != 0;   // a byte per 64 elements
+    const bool decays = group == kWithDecay;
 #pragma unroll
     for (int k = 0; k < 4; ++k) {
       g[k] *= clip;
@@ -138,7 +128,22 @@ __global__ void Adam(const StepScalars* s, const StepRecord* record, AdamWOption
   }
 }
 
+__global__ void Average(const StepRecord* record, float rest, const float* master, float* average, int64_t size) {
+  if (record->skipped) return;
+  HIERAD_GRID_LOOP(i, size / 4) {
+    const float4 w = Load4(master + i * 4);
+    float4 a = Load4(average + i * 4);
+    a = make_float4(a.x + (w.x - a.x) * rest, a.y + (w.y - a.y) * rest, a.z + (w.z - a.z) * rest, a.w + (w.w - a.w) * rest);
+    Store4(average + i * 4, a);
+  }
+}
+
 }  // namespace
+
+cudaError_t AverageWeights(const StepRecord* record, double decay, const float* master, float* average, int64_t size, cudaStream_t stream) {
+  Average<<<Blocks(size, 1024), 256, 0, stream>>>(record, float(1 - decay), master, average, size);
+  return cudaGetLastError();
+}
 
 template <typename T>
 cudaError_t ColumnSum(const T* dy, float* parts, int64_t rows, int cols, int num_parts, cudaStream_t stream) {
@@ -163,34 +168,25 @@ cudaError_t SumParts(const PartsSum* sums, int count, bool accumulate, cudaStrea
 }
 
 cudaError_t GradientNorm(const StepScalars* scalars, const float* gradients, double* partials, const double* loss_partials,
-                         StepRecord* record, int64_t size, int batch, cudaStream_t stream) {
+                         StepRecord* record, int64_t size, int batch, bool own_signals, cudaStream_t stream) {
   Squares<<<unsigned(kNormParts), 256, 0, stream>>>(gradients, partials, size);
-  Verdict<<<1, 1024, 0, stream>>>(scalars, partials, loss_partials, record, batch);
-  return cudaGetLastError();
-}
-
-cudaError_t PackTail(const StepScalars* scalars, const double* loss_partials, float* tail, int batch, cudaStream_t stream) {
-  Pack<<<1, 256, 0, stream>>>(scalars, loss_partials, tail, batch);
-  return cudaGetLastError();
-}
-
-cudaError_t UnpackTail(const float* tail, double* loss_partials, StepRecord* record, int batch, cudaStream_t stream) {
-  Unpack<<<1, 256, 0, stream>>>(tail, loss_partials, record, batch);
+  Verdict<<<1, 1024, 0, stream>>>(scalars, partials, loss_partials, record, batch, own_signals);
   return cudaGetLastError();
 }
 
 template <typename T>
 cudaError_t AdamW(const StepScalars* scalars, const StepRecord* record, const AdamWOptions& options, float* master,
-                  const float* gradients, float* moments, const uint8_t* decay, T* compute, int64_t size, cudaStream_t stream) {
-  Adam<T><<<Blocks(size, 1024), 256, 0, stream>>>(scalars, record, options, master, gradients, moments, decay, compute, size);
+                  const float* gradients, float* moments, const uint8_t* decay, const float* scale, T* compute, int64_t size,
+                  cudaStream_t stream) {
+  Adam<T><<<Blocks(size, 1024), 256, 0, stream>>>(scalars, record, options, master, gradients, moments, decay, scale, compute, size);
   return cudaGetLastError();
 }
 
 template cudaError_t ColumnSum<bf16>(const bf16*, float*, int64_t, int, int, cudaStream_t);
 template cudaError_t ColumnSum<float>(const float*, float*, int64_t, int, int, cudaStream_t);
 template cudaError_t AdamW<bf16>(const StepScalars*, const StepRecord*, const AdamWOptions&, float*, const float*, float*,
-                                 const uint8_t*, bf16*, int64_t, cudaStream_t);
+                                 const uint8_t*, const float*, bf16*, int64_t, cudaStream_t);
 template cudaError_t AdamW<float>(const StepScalars*, const StepRecord*, const AdamWOptions&, float*, const float*, float*,
-                                  const uint8_t*, float*, int64_t, cudaStream_t);
+                                  const uint8_t*, const float*, float*, int64_t, cudaStream_t);
 
 }  // namespace hierad::kernels

@@ -43,6 +43,12 @@ std::string MetricsLine(const v1::StepMetrics& m) {
                {"data_wait_s", Number(m.data_wait_s())},
                {"skipped", m.skipped()},
                {"time_ms", m.time_ms()}};
+  if (m.has_forward_s()) {
+    line["forward_s"] = Number(m.forward_s());
+    line["backward_s"] = Number(m.backward_s());
+    line["communication_s"] = Number(m.communication_s());
+    line["optimizer_s"] = Number(m.optimizer_s());
+  }
   if (m.has_eval_loss()) line["eval_loss"] = Number(m.eval_loss());
   return line.dump();
 }
@@ -61,6 +67,12 @@ bool ParseMetricsLine(const std::string& text, v1::StepMetrics* m) {
     m->set_data_wait_s(NumberOf(line.at("data_wait_s")));
     m->set_skipped(line.at("skipped").get<bool>());
     m->set_time_ms(line.at("time_ms").get<int64_t>());
+    if (line.contains("forward_s")) {
+      m->set_forward_s(NumberOf(line["forward_s"]));
+      m->set_backward_s(NumberOf(line.at("backward_s")));
+      m->set_communication_s(NumberOf(line.at("communication_s")));
+      m->set_optimizer_s(NumberOf(line.at("optimizer_s")));
+    }
     if (line.contains("eval_loss")) m->set_eval_loss(NumberOf(line["eval_loss"]));
     return true;
   } catch (const json::exception&) {
@@ -114,8 +126,7 @@ absl::Status MetricsFile::Flush() {
   return absl::OkStatus();
 }
 
-absl::Status MetricsFile::Sync() {
-  RETURN_IF_ERROR(Flush());
+absl::Status MetricsFile::SyncFlushed() const {
   if (fdatasync(fd_.get()) != 0) return ErrnoStatus(errno, "cannot sync", path_);
   return absl::OkStatus();
 }

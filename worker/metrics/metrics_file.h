@@ -1,6 +1,6 @@
 // metrics.jsonl: one JSON object a line, one line an optimizer step, each step exactly once over all attempts. A resumed
 // run drops the lines beyond the checkpoint it starts from: those steps are run again. Keys are StepMetrics' fields;
-// non-finite numbers, which JSON lacks, are the strings "NaN", "Infinity", "-Infinity". Used by one thread.
+// non-finite numbers, which JSON lacks, are the strings "NaN", "Infinity", "-Infinity". Used by one thread, but for SyncFlushed.
 #pragma once
 
 #include <cstdint>
@@ -23,12 +23,13 @@ class MetricsFile {
 
   // A line that cannot be written now (a full disk) is kept and written with a later one: the error may be passing.
   absl::Status Append(const v1::StepMetrics& metrics);
-  // All lines so far survive a power failure: called before a checkpoint that stands for them becomes durable.
-  absl::Status Sync();
+  // Writes what could not be written before.
+  absl::Status Flush();
+  // All lines that were written survive a power failure: called before a checkpoint that stands for them becomes durable. By
+  // any thread.
+  absl::Status SyncFlushed() const;
 
  private:
-  absl::Status Flush();
-
   std::string path_;
   UniqueFd fd_;
   int64_t size_ = 0;        // of whole lines

@@ -49,7 +49,7 @@ class MetricsFiles : public ::testing::Test {
     auto file = MetricsFile::Open(run_, resume, 100, nullptr);
     ASSERT_TRUE(file.ok()) << file.status();
     for (int64_t step = resume + 1; step <= until; ++step) ASSERT_TRUE(file->Append(Metrics(step)).ok());
-    ASSERT_TRUE(file->Sync().ok());
+    ASSERT_TRUE(file->Flush().ok() && file->SyncFlushed().ok());
   }
   std::vector<int64_t> FileSteps() {
     std::vector<v1::StepMetrics> all;
@@ -89,7 +89,7 @@ TEST_F(MetricsFiles, WriteLaterWhatCouldNotBeWritten) {
       }
       failed += !file->Append(Metrics(step)).ok();
     }
-    _exit(failed > 1 && file->Sync().ok() ? 0 : 1);
+    _exit(failed > 1 && file->Flush().ok() && file->SyncFlushed().ok() ? 0 : 1);
   }
   int status = 0;
   waitpid(child, &status, 0);

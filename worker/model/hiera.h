@@ -39,6 +39,12 @@ struct ForwardOptions {
   bool keep_outputs = false;   // fill pred, label and intermediates
 };
 
+// Both like the input, [B, in_chans, input_size...].
+struct ReconstructResult {
+  at::Tensor predicted;   // the input, with predictions in the place of what was removed
+  at::Tensor masked;      // bool
+};
+
 struct ForwardResult {
   at::Tensor loss;       // [] fp32: sum over samples of weight * (sum of squared errors | cross-entropy)
   at::Tensor pred;       // MAE: [B * (n - K) * F, pred_dim], removed tokens in FAIR's order; classify: logits
@@ -53,6 +59,8 @@ class Hiera {
   ~Hiera();
 
   ForwardResult Forward(const BatchTensors& batch, const ForwardOptions& options) const;
+  // MAE, 1-D and 2-D.
+  ReconstructResult Reconstruct(const BatchTensors& batch, Rewrite rewrite) const;
   // [B, encoder_dim_out] fp32. MAE: fused encoder output after encoder_norm, mean over tokens, `batch.units` all kept.
   // Classify: what the head sees, norm(mean over tokens).
   at::Tensor Features(const BatchTensors& batch, Rewrite rewrite) const;

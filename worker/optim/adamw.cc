@@ -2,6 +2,8 @@
 
 #include <algorithm>
 #include <cmath>
+#include <map>
+#include <utility>
 
 #include <ATen/ATen.h>
 #include <c10/core/GradMode.h>
@@ -15,15 +17,19 @@ AdamW::AdamW(const ParameterTable& table, const v1::OptimizerSpec& spec, const a
   exp_avg = at::zeros({table.flat_size}, parameters.options());
   exp_avg_sq = at::zeros({table.flat_size}, parameters.options());
   step_ = at::zeros({}, parameters.options());
-  groups_ = {Group{spec.weight_decay()}, Group{0.0}};
+  std::map<std::pair<bool, int>, Group> groups;
   for (const Parameter& p : table.parameters) {
-    Group& group = groups_[p.decay ? 0 : 1];
+    if (spec.name() == "muon" && p.matrix) continue;
+    const double scale = RateFactor(p.layer, table.num_layers, spec);
+    Group& group = groups.try_emplace({p.decay, scale == 1 ? table.num_layers : p.layer}, Group{p.decay ? spec.weight_decay() : 0.0, scale, {}, {}, {}, {}, {}})
+                       .first->second;
     group.parameters.push_back(parameters.narrow(0, p.offset, p.size));
     group.gradients.push_back(gradients.narrow(0, p.offset, p.size));
     group.exp_avg.push_back(exp_avg.narrow(0, p.offset, p.size));
     group.exp_avg_sq.push_back(exp_avg_sq.narrow(0, p.offset, p.size));
     group.steps.push_back(step_);
   }
+  for (auto& [key, group] : groups) groups_.push_back(std::move(group));
 }
 
 void AdamW::Update(int64_t t, double lr, const at::Tensor& divisor, const at::Tensor& skip) {
@@ -31,7 +37,7 @@ void AdamW::Update(int64_t t, double lr, const at::Tensor& divisor, const at::Te
   step_.fill_(double(t));
   for (Group& group : groups_) {
     if (group.parameters.empty()) continue;
-    at::_fused_adamw_(group.parameters, group.gradients, group.exp_avg, group.exp_avg_sq, {}, group.steps, lr, beta1_,
+    at::_fused_adamw_(group.parameters, group.gradients, group.exp_avg, group.exp_avg_sq, {}, group.steps, lr * group.scale, beta1_,
                       beta2_, group.weight_decay, eps_, /*amsgrad=*/false, /*maximize=*/false, divisor, skip);
   }
 }

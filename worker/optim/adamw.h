@@ -1,4 +1,4 @@
-// AdamW over the flat buffers, with timm's decay groups, through ATen's fused kernels on CPU and GPU alike. Elementwise,
+// AdamW over the flat buffers, with timm's groups of decay and layer decay (without Muon's matrices), through ATen's fused kernels on CPU and GPU alike. Elementwise,
 // so the result does not depend on threads or ranks. One thread.
 #pragma once
 
@@ -27,6 +27,7 @@ class AdamW {
  private:
   struct Group {
     double weight_decay;
+    double scale;   // of the rate
     std::vector<at::Tensor> parameters, gradients, exp_avg, exp_avg_sq, steps;
   };
   double beta1_, beta2_, eps_;

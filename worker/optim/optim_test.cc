@@ -1,11 +1,15 @@
+#include <algorithm>
 #include <cmath>
+#include <cstdio>
 #include <limits>
 #include <vector>
 
 #include <ATen/ATen.h>
 
 #include "gtest/gtest.h"
+#include "worker/kernels/reference/adamw.h"
 #include "worker/optim/adamw.h"
+#include "worker/optim/muon.h"
 #include "worker/optim/schedule.h"
 
 namespace hierad {
@@ -30,7 +34,7 @@ v1::OptimizerSpec Optimizer() {
 }
 
 TEST(AdamWTest, FollowsTheDefinitionInDouble) {
-  const ParameterTable table{{Make(100, 0, true), Make(37, 128, false)}, 192, 137};
+  const ParameterTable table{{Make(100, 0, true), Make(37, 128, false)}, 192, 137, 1};
   at::manual_seed(1);
   const at::Tensor parameters = at::randn({192}), gradients = at::zeros({192 + 3});
   AdamW adamw(table, Optimizer(), parameters, gradients);
@@ -59,8 +63,84 @@ TEST(AdamWTest, FollowsTheDefinitionInDouble) {
   }
 }
 
+double RelativeDistance(const std::vector<float>& got, const std::vector<double>& expected) {
+  double distance = 0, norm = 0;
+  for (size_t i = 0; i < got.size(); ++i) {
+    distance += (got[i] - expected[i]) * (got[i] - expected[i]);
+    norm += expected[i] * expected[i];
+  }
+  return std::sqrt(distance / norm);
+}
+
+// The plain kernel of step.mode fused against torch.optim.AdamW (its fused form) and against the definition in double: 100
+// steps, parameters of a spread like a model's.
+TEST(AdamWTest, ThePlannedStepsKernelFollowsTorchForAHundredSteps) {
+  constexpr int64_t kSize = 64 * 40;
+  const v1::OptimizerSpec spec = Optimizer();
+  const ParameterTable table{{Make(kSize / 2, 0, true), Make(kSize / 2, kSize / 2, false)}, kSize, kSize, 1};
+  at::manual_seed(3);
+  const at::Tensor start = at::randn({kSize}) * 0.1, parameters = start.clone(), gradients = at::zeros({kSize});
+  AdamW adamw(table, spec, parameters, gradients);
+  std::vector<float> master(start.const_data_ptr<float>(), start.const_data_ptr<float>() + kSize), moments(2 * kSize, 0.0f);
+  std::vector<double> p(master.begin(), master.end()), m(kSize), v(kSize);
+  std::vector<uint8_t> decay(kSize / kParameterAlign, kWithDecay);
+  std::fill(decay.begin() + ptrdiff_t(decay.size() / 2), decay.end(), uint8_t{kWithoutDecay});
+  for (int t = 1; t <= 100; ++t) {
+    gradients.copy_(at::randn({kSize}) * at::exp(at::randn({kSize})));
+    const double lr = 1e-3 * (1 + t % 7);
+    adamw.Update(t, lr, at::ones({}), at::zeros({}));
+    StepScalars scalars{};
+    scalars.lr = lr;
+    StepRecord record{};
+    record.updates = t;
+    reference::AdamW<float, float>(scalars, record, {spec.beta1(), spec.beta2(), spec.eps(), spec.weight_decay(), 0.0}, master.data(),
+                                   gradients.const_data_ptr<float>(), moments.data(), decay.data(), nullptr, nullptr, kSize);
+    for (int64_t i = 0; i < kSize; ++i) {
+      const double g = gradients.const_data_ptr<float>()[i];
+      if (i < kSize / 2) p[i] *= 1 - lr * spec.weight_decay();
+      m[i] = spec.beta1() * m[i] + (1 - spec.beta1()) * g;
+      v[i] = spec.beta2() * v[i] + (1 - spec.beta2()) * g * g;
+      p[i] -= lr * (m[i] / (1 - std::pow(spec.beta1(), t))) / (std::sqrt(v[i] / (1 - std::pow(spec.beta2(), t))) + spec.eps());
+    }
+  }
+  const std::vector<double> torch(parameters.const_data_ptr<float>(), parameters.const_data_ptr<float>() + kSize);
+  std::printf("after 100 steps: from torch %.1e, from double %.1e\n", RelativeDistance(master, torch), RelativeDistance(master, p));
+  EXPECT_LE(RelativeDistance(master, torch), 1e-6);
+  EXPECT_LE(RelativeDistance(master, p), 1e-6);
+}
+
+TEST(MuonTest, LayersOfOneShapeGoTogetherAndASkippedStepChangesNothing) {
+  Parameter tall = Make(12 * 5, 0, true), again = Make(12 * 5, 64, true), wide = Make(4 * 9, 128, true), bias = Make(12, 192, false);
+  tall.shape = again.shape = {12, 5};
+  wide.shape = {4, 9};
+  tall.matrix = again.matrix = wide.matrix = true;
+  const ParameterTable table{{tall, again, wide, bias}, 256, 168, 1};
+  v1::OptimizerSpec spec = Optimizer();
+  spec.set_name("muon");
+  spec.set_muon_momentum(0.95);
+  spec.set_muon_nesterov(true);
+  at::manual_seed(5);
+  const at::Tensor parameters = at::randn({256}), gradients = at::randn({256}), momentum = at::zeros({256}), before = parameters.clone();
+  Muon muon(table, spec, parameters, gradients, momentum, at::kFloat);
+  muon.Update(1e-2, at::ones({}), at::ones({}));
+  EXPECT_TRUE(at::equal(parameters, before));
+  muon.Update(1e-2, at::ones({}), at::zeros({}));
+  for (const Parameter& p : table.parameters) {
+    const at::Tensor now = parameters.narrow(0, p.offset, p.size), then = before.narrow(0, p.offset, p.size);
+    if (!p.matrix) {
+      EXPECT_TRUE(at::equal(now, then));
+      continue;
+    }
+    // All singular values of the step come near 1.
+    const at::Tensor step = (then * (1 - 1e-2 * spec.weight_decay()) - now).view(p.shape) / (1e-2 * 0.2 * std::sqrt(double(std::max(p.shape[0], p.shape[1]))));
+    const at::Tensor values = at::linalg_svdvals(step);
+    EXPECT_GT(values.min().item<double>(), 0.5);
+    EXPECT_LT(values.max().item<double>(), 1.4);
+  }
+}
+
 TEST(AdamWTest, SkipChangesNothing) {
-  const ParameterTable table{{Make(64, 0, true)}, 64, 64};
+  const ParameterTable table{{Make(64, 0, true)}, 64, 64, 1};
   const at::Tensor parameters = at::randn({64}), gradients = at::randn({64});
   AdamW adamw(table, Optimizer(), parameters, gradients);
   adamw.Update(1, 1e-3, at::ones({}), at::zeros({}));

@@ -30,6 +30,13 @@ class Accelerator {
   virtual void Capture(absl::FunctionRef<void()> body) = 0;
   virtual void Replay() = 0;
   virtual int64_t peak_memory_bytes() const = 0;
+
+  // Moments of a step, on the stream's own clock; also inside Capture, where each Replay passes them again.
+  enum class Moment { kBegin, kForwardDone, kBackwardDone, kReduced, kUpdated };
+  static constexpr int kMoments = 5;
+  virtual void Mark(Moment moment) = 0;
+  // Seconds between the newest passings of two moments. On a GPU after Synchronize().
+  virtual double Between(Moment from, Moment to) const = 0;
 };
 
 std::unique_ptr<Accelerator> MakeCpuAccelerator();

@@ -4,6 +4,7 @@
 #include <fstream>
 #include <string>
 
+#include "base/clock.h"
 #include "worker/step/accelerator.h"
 
 namespace hierad {
@@ -29,6 +30,13 @@ class CpuAccelerator : public Accelerator {
     }
     return 0;
   }
+  void Mark(Moment moment) override { at_[int(moment)] = Clock::System().Monotonic(); }
+  double Between(Moment from, Moment to) const override {
+    return std::chrono::duration<double>(at_[int(to)] - at_[int(from)]).count();
+  }
+
+ private:
+  std::chrono::nanoseconds at_[kMoments] = {};
 };
 
 }  // namespace

@@ -1,3 +1,5 @@
+#include <algorithm>
+
 #include <ATen/ATen.h>
 #include <ATen/cuda/CUDAContext.h>
 #include <ATen/cuda/CUDAGraph.h>
@@ -13,10 +15,15 @@ class CudaAccelerator : public Accelerator {
  public:
   // One stream of our own for everything: a capture is not allowed on the default one, and autograd's accumulation runs
   // on the stream on which a leaf was first used.
-  CudaAccelerator() : stream_(c10::cuda::getStreamFromPool(/*isHighPriority=*/false, 0)) {}
+  CudaAccelerator() : stream_(c10::cuda::getStreamFromPool(/*isHighPriority=*/false, 0)) {
+    for (cudaEvent_t& event : moments_) C10_CUDA_CHECK(cudaEventCreate(&event));
+  }
 
   // The record refers to memory of the allocator's pool: it goes first.
-  ~CudaAccelerator() override { graph_.reset(); }
+  ~CudaAccelerator() override {
+    graph_.reset();
+    for (cudaEvent_t event : moments_) cudaEventDestroy(event);
+  }
 
   at::Device device() const override { return at::Device(at::kCUDA, 0); }
   std::string name() const override { return at::cuda::getDeviceProperties(0)->name; }
@@ -57,7 +64,25 @@ class CudaAccelerator : public Accelerator {
     return stats.reserved_bytes[0].peak;
   }
 
+  // An external record is a node of the graph: each replay takes the time anew.
+  void Mark(Moment moment) override {
+    cudaStreamCaptureStatus capturing = cudaStreamCaptureStatusNone;
+    C10_CUDA_CHECK(cudaStreamIsCapturing(stream_, &capturing));
+    C10_CUDA_CHECK(cudaEventRecordWithFlags(moments_[int(moment)], stream_,
+                                            capturing == cudaStreamCaptureStatusActive ? cudaEventRecordExternal : cudaEventRecordDefault));
+  }
+  double Between(Moment from, Moment to) const override {
+    float ms = 0;
+    // A moment that this step did not pass: no error of the step.
+    if (cudaEventElapsedTime(&ms, moments_[int(from)], moments_[int(to)]) != cudaSuccess) {
+      (void)cudaGetLastError();
+      return 0;
+    }
+    return std::max(0.0, double(ms) * 1e-3);
+  }
+
  private:
+  cudaEvent_t moments_[kMoments] = {};
   const c10::cuda::CUDAStream stream_;
   std::unique_ptr<at::cuda::CUDAGraph> graph_;
 };

@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "worker/kernels/reference/residual.h"
 #include "worker/step/fused_op_cpu.h"
 
 namespace hierad {
@@ -29,8 +30,8 @@ absl::StatusOr<std::unique_ptr<FusedExecutor>> FusedExecutor::Make(Plan plan, co
     std::memcpy(executor->addresses_.At(constant.tensor), constant.bytes.data(), constant.bytes.size());
   }
   if (!options.poison) return executor;
-  executor->begins_.resize(p.forward_backward.size());
-  executor->ends_.resize(p.forward_backward.size());
+  executor->begins_.resize(p.forward_backward.size() + p.update.size());
+  executor->ends_.resize(executor->begins_.size());
   for (TensorId id = 0; id < TensorId(p.tensors.size()); ++id) {
     const TensorSpec& tensor = p.tensors[id];
     if (tensor.arena != Arena::kActivations || tensor.first < 0) continue;
@@ -51,15 +52,34 @@ void FusedExecutor::Poison(int op, bool before) {
   }
 }
 
-absl::Status FusedExecutor::Run(const Op& op) {
-  if (!options_.poison) {
-    RunOpOnCpu(op, addresses_);
-    return absl::OkStatus();
+absl::Status FusedExecutor::Reduce(const ReduceBucket& op) {
+  if (options_.communicator == nullptr) return absl::InternalError("a plan of several ranks runs without a communicator");
+  if (SizeOf(plan_.tensors[op.slice].dtype) != int64_t(sizeof(float))) return absl::InternalError("gradients of several ranks are fp32");
+  auto* slice = Get<float>(op.slice);
+  if (op.staging != kNone) {
+    auto* narrow = Get<reference::BFloat16>(op.staging);
+    reference::Cast(slice, narrow, op.size);
+    if (absl::Status s = options_.communicator->AllReduceSumBF16(&narrow->bits, op.size, nullptr); !s.ok()) return s;
+    reference::Cast(narrow, slice, op.size);
+  } else if (op.tail == kNone) {
+    return options_.communicator->AllReduceSum(slice, op.size, nullptr);
+  } else {
+    return options_.communicator->AllReduceSum(slice, op.size + kGradientTail, nullptr);   // the tail lies behind it
   }
+  return op.tail == kNone ? absl::OkStatus() : options_.communicator->AllReduceSum(Get<float>(op.tail), kGradientTail, nullptr);
+}
+
+absl::Status FusedExecutor::Run(const Op& op) {
   std::vector<TensorId> touched;
-  addresses_.touched = &touched;
-  RunOpOnCpu(op, addresses_);
+  addresses_.touched = options_.poison ? &touched : nullptr;
+  absl::Status status;
+  if (const auto* bucket = std::get_if<ReduceBucket>(&op.args)) {
+    status = Reduce(*bucket);
+  } else {
+    RunOpOnCpu(op, addresses_);
+  }
   addresses_.touched = nullptr;
+  if (!status.ok()) return status;
   for (TensorId id : touched) {
     if (std::find(op.reads.begin(), op.reads.end(), id) != op.reads.end()) continue;
     if (std::find(op.writes.begin(), op.writes.end(), id) != op.writes.end()) continue;
@@ -69,11 +89,12 @@ absl::Status FusedExecutor::Run(const Op& op) {
   return absl::OkStatus();
 }
 
-absl::Status FusedExecutor::RunRange(int ops) {
+absl::Status FusedExecutor::RunRange(int ops, bool reduce) {
   if (options_.poison) {
     std::memset(arenas_[int(Arena::kActivations)].get(), 0xFF, plan_.arena_bytes[int(Arena::kActivations)]);
   }
   for (int i = 0; i < ops; ++i) {
+    if (plan_.forward_backward[i].reduces && !reduce) continue;
     if (options_.poison) Poison(i, /*before=*/true);
     if (absl::Status status = Run(plan_.forward_backward[i]); !status.ok()) return status;
     if (options_.poison) Poison(i, /*before=*/false);
@@ -81,11 +102,29 @@ absl::Status FusedExecutor::RunRange(int ops) {
   return absl::OkStatus();
 }
 
-absl::Status FusedExecutor::RunForward() { return RunRange(plan_.forward_ops); }
-absl::Status FusedExecutor::RunForwardBackward() { return RunRange(int(plan_.forward_backward.size())); }
+absl::Status FusedExecutor::RunForward() { return RunRange(plan_.forward_ops, false); }
+absl::Status FusedExecutor::RunForwardBackward(bool reduce) { return RunRange(int(plan_.forward_backward.size()), reduce); }
+
+absl::Status FusedExecutor::RunReductions() {
+  for (const Op& op : plan_.forward_backward) {
+    if (!op.reduces) continue;
+    if (absl::Status status = Run(op); !status.ok()) return status;
+  }
+  return absl::OkStatus();
+}
 
 absl::Status FusedExecutor::RunUpdate() {
-  for (const Op& op : plan_.update) {
+  const int passes = int(plan_.forward_backward.size());
+  for (int i = 0; i < int(plan_.update.size()); ++i) {
+    if (options_.poison) Poison(passes + i, /*before=*/true);
+    if (absl::Status status = Run(plan_.update[i]); !status.ok()) return status;
+    if (options_.poison) Poison(passes + i, /*before=*/false);
+  }
+  return absl::OkStatus();
+}
+
+absl::Status FusedExecutor::RunSnapshot() {
+  for (const Op& op : plan_.snapshot) {
     if (absl::Status status = Run(op); !status.ok()) return status;
   }
   return absl::OkStatus();

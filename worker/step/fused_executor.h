@@ -9,6 +9,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "base/plan/plan.h"
+#include "worker/comm/communicator.h"
 #include "worker/step/fused_addresses.h"
 
 namespace hierad {
@@ -19,6 +20,7 @@ class FusedExecutor {
     // Tests: activations hold NaN bytes wherever no tensor lives (before a tensor's first operation and after its last),
     // and an operation that asks for a tensor it does not declare is an error.
     bool poison = false;
+    Communicator* communicator = nullptr;   // for the reductions of a plan of several ranks; outlives the executor
   };
   // Arenas begin as zeros. ResourceExhausted where memory does not suffice.
   static absl::StatusOr<std::unique_ptr<FusedExecutor>> Make(Plan plan, const Options& options);
@@ -30,13 +32,17 @@ class FusedExecutor {
 
   void ClearSums();                      // gradients (tail included) and loss partials, before a step of a plan that accumulates
   absl::Status RunForward();             // of one micro-batch: scalars and a staging slot are filled
-  absl::Status RunForwardBackward();
+  // `reduce`: with the plan's reductions; in a step's last micro-batch.
+  absl::Status RunForwardBackward(bool reduce = true);
+  absl::Status RunReductions();          // alone: of a rank that has no sample in a step
   absl::Status RunUpdate();
+  absl::Status RunSnapshot();
 
  private:
   FusedExecutor(Plan plan, const Options& options) : plan_(std::move(plan)), options_(options) {}
   absl::Status Run(const Op& op);
-  absl::Status RunRange(int ops);
+  absl::Status RunRange(int ops, bool reduce);
+  absl::Status Reduce(const ReduceBucket& op);
   void Poison(int op, bool before);
 
   const Plan plan_;

@@ -1,15 +1,22 @@
 // step.mode fused on a GPU: the plan's arenas in device memory, the plan's operations recorded once into CUDA graphs and
 // replayed every step. What changes from step to step (learning rate, loss weight, seed of the draws) lies in device
-// memory, so nothing is recorded again. One rank: one graph is the whole step, update and record included. Several: one
-// graph of forward and backward, the all-reduce, one graph of the update.
+// memory, so nothing is recorded again. The last micro-batch's graph is the whole rest of the step: forward, backward with
+// the all-reduces under it, update, record; those before it are a graph of forward and backward alone. The host enqueues and
+// goes on: the graph's last kernel writes what came of the step into a ring in the host's memory.
 #include <cuda_runtime.h>
 
 #include <algorithm>
+#include <atomic>
+#include <bit>
+#include <chrono>
 #include <cstring>
+#include <functional>
 #include <optional>
+#include <thread>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "base/clock.h"
 #include "base/random.h"
 #include "base/status.h"
 #include "worker/kernels/kernels.h"
@@ -17,7 +24,7 @@
 #include "worker/step/fused_layout.h"
 #include "worker/step/fused_op_gpu.h"
 #include "worker/step/lanes.h"
-#include "worker/step/numerics.h"
+#include "worker/step/record_reader.h"
 #include "worker/step/step.h"
 
 namespace hierad {
@@ -36,10 +43,15 @@ struct DestroyGraph {
 };
 using Graph = std::unique_ptr<std::remove_pointer_t<cudaGraphExec_t>, DestroyGraph>;
 
+constexpr int kStepsInFlight = 4;              // enqueued and not over; the next one waits for the first of them
+constexpr int64_t kSnapshotChunk = 16 << 20;   // bytes on their way to the host at once
+constexpr std::chrono::microseconds kPoll{50};
+constexpr int kSpins = 200;                    // looks for a record before the first pause
+
 template <typename V>
-absl::StatusOr<Pinned<V>> AllocatePinned(size_t count) {
+absl::StatusOr<Pinned<V>> AllocatePinned(size_t count, unsigned flags = cudaHostAllocDefault) {
   V* p = nullptr;
-  RETURN_IF_ERROR(CudaStatus(cudaMallocHost(reinterpret_cast<void**>(&p), count * sizeof(V)), "allocating pinned host memory"));
+  RETURN_IF_ERROR(CudaStatus(cudaHostAlloc(reinterpret_cast<void**>(&p), count * sizeof(V), flags), "allocating pinned host memory"));
   return Pinned<V>(p);
 }
 
@@ -52,6 +64,14 @@ class DeviceArenas {
     arenas->addresses.plan = &p;
     for (int i = 0; i < kNumArenas; ++i) {
       if (p.arena_bytes[i] == 0) continue;
+      if (Arena(i) == Arena::kRecords) {
+        ASSIGN_OR_RETURN(arenas->records_, AllocatePinned<std::byte>(p.arena_bytes[i], cudaHostAllocMapped));
+        std::memset(arenas->records_.get(), 0, p.arena_bytes[i]);
+        void* on_device = nullptr;
+        RETURN_IF_ERROR(CudaStatus(cudaHostGetDevicePointer(&on_device, arenas->records_.get(), 0), "mapping host memory"));
+        arenas->addresses.arena[i] = static_cast<std::byte*>(on_device);
+        continue;
+      }
       std::byte* memory = nullptr;
       const cudaError_t error = cudaMalloc(reinterpret_cast<void**>(&memory), p.arena_bytes[i]);
       if (error == cudaErrorMemoryAllocation) {
@@ -76,10 +96,46 @@ class DeviceArenas {
 
   const Plan plan;
   Addresses addresses;
+  // The ring, as the host sees it.
+  RecordSlot* ring() const { return reinterpret_cast<RecordSlot*>(records_.get() + plan.tensors[plan.ring].offset); }
 
  private:
   explicit DeviceArenas(Plan p) : plan(std::move(p)) {}
   DeviceMemory memory_[kNumArenas];
+  Pinned<std::byte> records_;
+};
+
+// The snapshot arena, read chunk by chunk through pinned memory on a stream of its own.
+class SavedState : public StateSnapshot {
+ public:
+  // `chunk`: kSnapshotChunk pinned bytes. `stream` waits for the snapshot already.
+  SavedState(const DeviceArenas& arenas, cudaStream_t stream, std::byte* chunk, std::atomic<bool>* lent)
+      : arenas_(arenas), stream_(stream), chunk_(chunk), lent_(lent) {}
+  ~SavedState() override { *lent_ = false; }
+
+  absl::StatusOr<TrainState> Read() override {
+    const Plan& plan = arenas_.plan;
+    const int64_t size = plan.tensors[plan.saved].bytes;
+    std::vector<float> buffers((1 + plan.num_moments) * plan.flat_size);
+    StepRecord record;
+    const int64_t record_at = int64_t(buffers.size() * sizeof(float));
+    for (int64_t at = 0; at < size;) {
+      const bool is_record = at == record_at;
+      const int64_t n = is_record ? int64_t(sizeof record) : std::min(kSnapshotChunk, record_at - at);
+      RETURN_IF_ERROR(CudaStatus(cudaMemcpyAsync(chunk_, arenas_.addresses.Get<std::byte>(plan.saved) + at, n, cudaMemcpyDeviceToHost, stream_),
+                                 "copying a snapshot from the GPU"));
+      RETURN_IF_ERROR(CudaStatus(cudaStreamSynchronize(stream_), "copying a snapshot from the GPU"));
+      std::memcpy(is_record ? reinterpret_cast<char*>(&record) : reinterpret_cast<char*>(buffers.data()) + at, chunk_, n);
+      at += n;
+    }
+    return StateOf(plan, buffers.data(), record);
+  }
+
+ private:
+  const DeviceArenas& arenas_;
+  const cudaStream_t stream_;
+  std::byte* const chunk_;
+  std::atomic<bool>* const lent_;
 };
 
 class FusedGpuStep : public Step {
@@ -88,12 +144,13 @@ class FusedGpuStep : public Step {
       : spec_(options.spec), options_beside_(options.beside), table_(table), communicator_(*communicator) {}
 
   ~FusedGpuStep() override {
-    step_graph_.reset(), micro_graph_.reset(), update_graph_.reset();   // before the stream and what they refer to
+    if (stream_ != nullptr) cudaStreamSynchronize(stream_);   // what is enqueued refers to memory of this object
+    last_graph_.reset(), micro_graph_.reset(), update_graph_.reset();   // before the streams and the communicator
     lanes_.reset();
-    for (cudaEvent_t event : {copied_[0], copied_[1], used_[0], used_[1]}) {
+    for (cudaEvent_t event : Events()) {
       if (event != nullptr) cudaEventDestroy(event);
     }
-    for (cudaStream_t stream : {stream_, beside_, copy_}) {
+    for (cudaStream_t stream : {stream_, beside_, reductions_, copy_, saving_}) {
       if (stream != nullptr) cudaStreamDestroy(stream);
     }
   }
@@ -101,21 +158,16 @@ class FusedGpuStep : public Step {
   absl::Status Prepare(Plan plan) {
     RETURN_IF_ERROR(MakeStreams());
     ASSIGN_OR_RETURN(arenas_, DeviceArenas::Make(std::move(plan)));
-    lanes_ = std::make_unique<Lanes>(this->plan(), stream_, options_beside_ ? beside_ : stream_);
+    lanes_ = std::make_unique<Lanes>(this->plan(), stream_, options_beside_ ? beside_ : stream_, reductions_);
     ASSIGN_OR_RETURN(gemm_, kernels::GemmLibrary::Make());
-    ASSIGN_OR_RETURN(scalars_, AllocatePinned<StepScalars>(spec_.step().accumulation() + 1));
-    ASSIGN_OR_RETURN(record_, AllocatePinned<StepRecord>(1));
-    std::memset(record_.get(), 0, sizeof(StepRecord));
+    ASSIGN_OR_RETURN(scalars_, AllocatePinned<StepScalars>(size_t(kStepsInFlight) * ScalarsAStep()));
+    ASSIGN_OR_RETURN(saving_chunk_, AllocatePinned<std::byte>(kSnapshotChunk));   // now: it makes the device wait
+    reader_.emplace(arenas_->ring());
     // Everything once before it is recorded: libraries load what they need, algorithms are chosen.
-    RETURN_IF_ERROR(RunAll(this->plan().forward_backward, this->plan().forward_backward.size()));
-    RETURN_IF_ERROR(RunAll(this->plan().update, this->plan().update.size()));
+    RETURN_IF_ERROR(RunPart(kWhole));
+    RETURN_IF_ERROR(RunOps(this->plan().snapshot, [](const Op&) { return true; }));
     RETURN_IF_ERROR(Synchronize());
-    if (spec_.step().accumulation() == 1 && communicator_.size() == 1) {
-      ASSIGN_OR_RETURN(step_graph_, Capture([this] { return Both(); }));
-    }
-    ASSIGN_OR_RETURN(micro_graph_, Capture([this] { return RunAll(this->plan().forward_backward, this->plan().forward_backward.size()); }));
-    ASSIGN_OR_RETURN(update_graph_, Capture([this] { return Update(); }));
-    return absl::OkStatus();
+    return Record();
   }
 
   absl::Status Initialize() override {
@@ -129,77 +181,111 @@ class FusedGpuStep : public Step {
 
   absl::Status Load(const TrainState& state) override {
     RETURN_IF_ERROR(CheckState(state, table_));
-    auto* moments = Get<float>(plan().moments);
+    RETURN_IF_ERROR(Synchronize());
     std::vector<float> flat(plan().flat_size, 0.0f);
-    auto upload = [&](const std::vector<float>& from, float* to) {
-      ToPlanOrder(plan(), from.data(), flat.data());
-      return CudaStatus(cudaMemcpy(to, flat.data(), flat.size() * sizeof(float), cudaMemcpyHostToDevice), "copying a state to the GPU");
-    };
-    RETURN_IF_ERROR(upload(state.parameters, Get<float>(plan().master)));
-    RETURN_IF_ERROR(upload(state.exp_avg, moments));
-    RETURN_IF_ERROR(upload(state.exp_avg_sq, moments + plan().flat_size));
+    const auto buffers = BuffersOf(plan(), state);
+    for (size_t i = 0; i < buffers.size(); ++i) {
+      ToPlanOrder(plan(), buffers[i]->data(), flat.data());
+      RETURN_IF_ERROR(CudaStatus(cudaMemcpy(Buffer(i), flat.data(), flat.size() * sizeof(float), cudaMemcpyHostToDevice), "copying a state to the GPU"));
+    }
     RETURN_IF_ERROR(RefreshComputeCopyOnGpu(arenas_->addresses, stream_));
+    RETURN_IF_ERROR(Synchronize());
     prefetched_.reset(), next_.reset();
     step_ = state.step;
-    StepRecord& r = record_[0];
-    r = StepRecord{};
-    r.updates = state.updates, r.nan_in_row = state.nan_steps_in_row;
-    RETURN_IF_ERROR(CudaStatus(cudaMemcpyAsync(Get<StepRecord>(plan().record), &r, sizeof r, cudaMemcpyHostToDevice, stream_), "copying the counters"));
+    ASSIGN_OR_RETURN(const StepRecord before, ReadRecord());
+    StepRecord r{};
+    r.step = state.step, r.updates = state.updates, r.nan_in_row = state.nan_steps_in_row, r.published = before.published;
+    RETURN_IF_ERROR(CudaStatus(cudaMemcpy(Get<StepRecord>(plan().record), &r, sizeof r, cudaMemcpyHostToDevice), "copying the counters"));
+    given_ = r.published;
+    reader_->SkipTo(given_);
     features_are_fresh_ = false;
-    return Synchronize();
+    return absl::OkStatus();
   }
 
   absl::StatusOr<TrainState> Save() override {
-    TrainState state{step_, record_[0].updates, record_[0].nan_in_row, {}, {}, {}};
     RETURN_IF_ERROR(Synchronize());
+    ASSIGN_OR_RETURN(const StepRecord record, ReadRecord());
+    TrainState state{record.step, record.updates, record.nan_in_row, {}, {}, {}, {}};
     std::vector<float> flat(plan().flat_size);
-    auto download = [&](const float* from, std::vector<float>* to) {
-      RETURN_IF_ERROR(CudaStatus(cudaMemcpy(flat.data(), from, flat.size() * sizeof(float), cudaMemcpyDeviceToHost), "copying the state from the GPU"));
-      to->assign(table_.flat_size, 0.0f);
-      FromPlanOrder(plan(), flat.data(), to->data());
-      return absl::OkStatus();
-    };
-    const auto* moments = Get<float>(plan().moments);
-    RETURN_IF_ERROR(download(Get<float>(plan().master), &state.parameters));
-    RETURN_IF_ERROR(download(moments, &state.exp_avg));
-    RETURN_IF_ERROR(download(moments + plan().flat_size, &state.exp_avg_sq));
+    const auto buffers = BuffersOf(plan(), &state);
+    for (size_t i = 0; i < buffers.size(); ++i) {
+      RETURN_IF_ERROR(CudaStatus(cudaMemcpy(flat.data(), Buffer(i), flat.size() * sizeof(float), cudaMemcpyDeviceToHost), "copying the state from the GPU"));
+      buffers[i]->assign(table_.flat_size, 0.0f);
+      FromPlanOrder(plan(), flat.data(), buffers[i]->data());
+    }
     return state;
   }
 
-  absl::StatusOr<StepResult> Run(absl::Span<const MicroBatch> micro_batches, int64_t real_samples, double lr, StepSignals signals) override {
+  // On the step's own stream between two steps: a copy on the device, which takes as long as the arenas' bytes.
+  absl::StatusOr<std::unique_ptr<StateSnapshot>> Snapshot() override {
+    if (snapshot_lent_.exchange(true)) return ErrorOf(v1::REASON_INTERNAL, "a snapshot was asked for while another is being read.");
+    auto snapshot = std::make_unique<SavedState>(*arenas_, saving_, saving_chunk_.get(), &snapshot_lent_);
+    RETURN_IF_ERROR(RunOps(plan().snapshot, [](const Op&) { return true; }));
+    RETURN_IF_ERROR(CudaStatus(cudaEventRecord(snapshotted_, stream_), "ordering copies"));
+    RETURN_IF_ERROR(CudaStatus(cudaStreamWaitEvent(saving_, snapshotted_, 0), "ordering copies"));
+    return snapshot;
+  }
+
+  absl::StatusOr<uint64_t> ParameterHash() override {
+    ASSIGN_OR_RETURN(const std::vector<float> parameters, Parameters());
+    return HashOf(parameters);
+  }
+
+  absl::Status Run(absl::Span<const MicroBatch> micro_batches, int64_t real_samples, double lr, StepSignals signals) override {
     if (int(micro_batches.size()) > spec_.step().accumulation()) {
       return ErrorOf(v1::REASON_INTERNAL, absl::StrCat(micro_batches.size(), " micro-batches were given to a step planned for ", spec_.step().accumulation(), "."));
     }
+    cudaEvent_t over = over_[given_ % kStepsInFlight];
+    RETURN_IF_ERROR(CudaStatus(cudaEventSynchronize(over), "the step on the GPU"));   // its place among the scalars is free
     features_are_fresh_ = false;
     StepScalars s{};
     s.seed = spec_.seed(), s.step = step_ + 1, s.lr = lr, s.train = 1, s.mask_draw = uint32_t(Draw::kMask);
     s.loss_weight = 1.0 / (double(std::max<int64_t>(1, real_samples)) * double(LossElements(plan().geometry)));
     s.signals = (signals.stop ? 1 : 0) | (signals.checkpoint ? 2 : 0);
-    const bool whole = step_graph_ != nullptr && micro_batches.size() == 1 && micro_batches[0].real > 0;
-    if (!whole) RETURN_IF_ERROR(ClearSums());
-    bool staged = false;
-    for (size_t i = 0; i < micro_batches.size(); ++i) {
+    s.nan_limit = NanLimit(spec_.step());
+    int last = int(micro_batches.size()) - 1;   // of those with samples: the one whose graph reduces and updates
+    while (last >= 0 && micro_batches[last].real == 0) --last;
+    if (plan().accumulate || last < 0) RETURN_IF_ERROR(ClearSums());
+    for (int i = 0; i <= last; ++i) {
       if (micro_batches[i].real == 0) continue;
-      RETURN_IF_ERROR(Stage(micro_batches[i], s, int(i), *arenas_));
-      staged = true;
-      RETURN_IF_ERROR(CudaStatus(cudaGraphLaunch((whole ? step_graph_ : micro_graph_).get(), stream_), "the step"));
+      RETURN_IF_ERROR(Stage(micro_batches[i], s, i, *arenas_));
+      RETURN_IF_ERROR(CudaStatus(cudaGraphLaunch((i == last ? last_graph_ : micro_graph_).get(), stream_), "the step"));
       RETURN_IF_ERROR(CudaStatus(cudaEventRecord(used_[slot_], stream_), "ordering copies"));
     }
-    StepResult result;
-    result.signals = signals;
-    if (!whole) {
-      if (!staged) RETURN_IF_ERROR(CopyScalars(s, int(micro_batches.size()), *arenas_));
-      RETURN_IF_ERROR(Reduce());
+    if (last < 0) {
+      RETURN_IF_ERROR(CopyScalars(s, 0, *arenas_));
       RETURN_IF_ERROR(CudaStatus(cudaGraphLaunch(update_graph_.get(), stream_), "the update"));
     }
+    RETURN_IF_ERROR(CudaStatus(cudaEventRecord(over, stream_), "ordering steps"));
+    ++given_, ++step_;
+    // The batches' memory is the caller's again. Their copies are over before the step begins to compute.
+    RETURN_IF_ERROR(CudaStatus(cudaEventSynchronize(copied_[slot_]), "copying a batch to the GPU"));
     RETURN_IF_ERROR(CopyNext());
-    RETURN_IF_ERROR(Synchronize());
-    const StepRecord& r = record_[0];
-    if (communicator_.size() > 1) result.signals = {(r.signals & 1) != 0, (r.signals & 2) != 0};
-    result.loss = r.loss, result.grad_norm = r.grad_norm, result.skipped = r.skipped != 0;
-    ++step_;
-    RETURN_IF_ERROR(CheckNumerics(spec_, result, step_, r.nan_in_row, lr));
-    return result;
+    return communicator_.CheckAsync();
+  }
+
+  int records_behind() const override { return 1; }
+  int64_t records_lost() const override { return reader_->lost(); }
+
+  absl::StatusOr<StepResult> Take() override {
+    if (reader_->taken() >= given_) return ErrorOf(v1::REASON_INTERNAL, "a result was asked for, but every step's was taken.");
+    StepRecord record;
+    for (int round = 0; !reader_->Next(&record); ++round) {
+      // The event of a step long ago marks a later one by now; both are over then.
+      const cudaError_t over = cudaEventQuery(over_[reader_->taken() % kStepsInFlight]);
+      if (over == cudaSuccess) {
+        if (reader_->Next(&record)) break;
+        return ErrorOf(v1::REASON_INTERNAL, absl::StrCat("step number ", reader_->taken() + 1, " of this process is over on the GPU, but left no record."));
+      }
+      if (over != cudaErrorNotReady) return CudaStatus(over, "the step on the GPU");
+      RETURN_IF_ERROR(communicator_.CheckAsync());
+      if (round < kSpins) {
+        std::this_thread::yield();
+      } else {
+        SleepFor(kPoll);   // nothing announces a value in mapped memory
+      }
+    }
+    return ResultOf(record);
   }
 
   void Prefetch(const MicroBatch& next) override { next_ = next; }
@@ -208,9 +294,10 @@ class FusedGpuStep : public Step {
     if (batch.real == 0) return LossSum{};
     StepScalars s{};
     s.seed = spec_.seed(), s.mask_draw = uint32_t(Draw::kEvalMask), s.loss_weight = 1;
+    RETURN_IF_ERROR(Synchronize());   // a step's values may still be on their way from the place that this takes
     RETURN_IF_ERROR(ClearSums());
     RETURN_IF_ERROR(Stage(batch, s, 0, *arenas_));
-    RETURN_IF_ERROR(RunAll(plan().forward_backward, plan().forward_ops));
+    RETURN_IF_ERROR(RunOps(plan().forward_backward, plan().forward_ops, [](const Op&) { return true; }));
     std::vector<double> partials(plan().batch);
     RETURN_IF_ERROR(Synchronize());
     RETURN_IF_ERROR(CudaStatus(cudaMemcpy(partials.data(), Get<double>(plan().loss_partials), partials.size() * sizeof(double), cudaMemcpyDeviceToHost),
@@ -225,6 +312,7 @@ class FusedGpuStep : public Step {
     std::vector<float> features(batch.real * dim);
     if (batch.real == 0) return features;
     RETURN_IF_ERROR(PrepareFeatures());
+    RETURN_IF_ERROR(Synchronize());
     StepScalars s{};
     s.seed = spec_.seed();
     RETURN_IF_ERROR(Stage(batch, s, 0, *features_));
@@ -259,7 +347,7 @@ class FusedGpuStep : public Step {
     cudaDeviceProp device{};
     cudaGetDeviceProperties(&device, 0);
     return absl::StrCat("fused on ", device.name, ", ", spec_.step().precision(), ", ", plan().forward_backward.size() + plan().update.size(),
-                        " operations in ", step_graph_ != nullptr ? "one graph" : "two graphs", ", ", plan().TotalBytes() >> 20, " MiB planned");
+                        " operations in ", spec_.step().accumulation() == 1 ? "one graph" : "two graphs", ", ", plan().TotalBytes() >> 20, " MiB planned");
   }
 
   // Times the candidates of every product on what the arenas hold now, and records the graphs again.
@@ -270,35 +358,51 @@ class FusedGpuStep : public Step {
       if (std::holds_alternative<Gemm>(op.args)) RETURN_IF_ERROR(RunOpOnGpu(op, arenas_->addresses, context));
     }
     RETURN_IF_ERROR(Synchronize());
-    if (step_graph_ != nullptr) {
-      ASSIGN_OR_RETURN(step_graph_, Capture([this] { return Both(); }));
-    }
-    ASSIGN_OR_RETURN(micro_graph_, Capture([this] { return RunAll(plan().forward_backward, plan().forward_backward.size()); }));
-    return absl::OkStatus();
+    return Record();
   }
 
  private:
   const Plan& plan() const { return arenas_->plan; }
   template <typename V>
   V* Get(TensorId id) const { return arenas_->addresses.Get<V>(id); }
-  GpuContext Context() const { return {gemm_.get(), stream_, 0, spec_.step().tf32(), false}; }
+  GpuContext Context() const { return {gemm_.get(), stream_, 0, spec_.step().tf32(), &communicator_, false}; }
   absl::Status Synchronize() { return CudaStatus(cudaStreamSynchronize(stream_), "the step on the GPU"); }
 
-  absl::Status RunAll(const std::vector<Op>& ops, size_t count) {
-    return lanes_->Run(ops, count, [&](const Op& op, cudaStream_t stream, int lane) {
+  absl::Status RunOps(const std::vector<Op>& ops, const std::function<bool(const Op&)>& take) { return RunOps(ops, ops.size(), take); }
+  absl::Status RunOps(const std::vector<Op>& ops, size_t count, const std::function<bool(const Op&)>& take) {
+    return lanes_->Run(ops, count, take, [&](const Op& op, cudaStream_t stream, int lane) {
       GpuContext context = Context();
       context.stream = stream, context.lane = lane;
       return RunOpOnGpu(op, arenas_->addresses, context);
     });
   }
-  absl::Status Update() {
-    RETURN_IF_ERROR(RunAll(plan().update, plan().update.size()));
-    return CudaStatus(cudaMemcpyAsync(record_.get(), Get<StepRecord>(plan().record), sizeof(StepRecord), cudaMemcpyDeviceToHost, stream_),
-                      "copying the record");
+
+  // What the graphs are made of.
+  enum StepPart { kMicro, kWhole, kUpdateAlone };
+  absl::Status RunPart(StepPart part) {
+    RETURN_IF_ERROR(RunOps(plan().forward_backward, [part](const Op& op) { return op.reduces ? part != kMicro : part != kUpdateAlone; }));
+    return part == kMicro ? absl::OkStatus() : RunOps(plan().update, [](const Op&) { return true; });
   }
-  absl::Status Both() {
-    RETURN_IF_ERROR(RunAll(plan().forward_backward, plan().forward_backward.size()));
-    return Update();
+
+  absl::Status Record() {
+    ASSIGN_OR_RETURN(last_graph_, Capture([this] { return RunPart(kWhole); }));
+    ASSIGN_OR_RETURN(update_graph_, Capture([this] { return RunPart(kUpdateAlone); }));
+    if (spec_.step().accumulation() == 1) return absl::OkStatus();
+    ASSIGN_OR_RETURN(micro_graph_, Capture([this] { return RunPart(kMicro); }));
+    return absl::OkStatus();
+  }
+
+  std::vector<cudaEvent_t> Events() const {
+    std::vector<cudaEvent_t> events{copied_[0], copied_[1], used_[0], used_[1], snapshotted_};
+    events.insert(events.end(), std::begin(over_), std::end(over_));
+    return events;
+  }
+  int ScalarsAStep() const { return spec_.step().accumulation() + 1; }
+
+  absl::StatusOr<StepRecord> ReadRecord() {
+    StepRecord record;
+    RETURN_IF_ERROR(CudaStatus(cudaMemcpy(&record, Get<StepRecord>(plan().record), sizeof record, cudaMemcpyDeviceToHost), "copying the counters"));
+    return record;
   }
 
   absl::Status MakeStreams() {
@@ -306,8 +410,14 @@ class FusedGpuStep : public Step {
     RETURN_IF_ERROR(CudaStatus(cudaDeviceGetStreamPriorityRange(&least, &greatest), "asking for stream priorities"));
     RETURN_IF_ERROR(CudaStatus(cudaStreamCreateWithPriority(&stream_, cudaStreamNonBlocking, greatest), "creating a stream"));
     RETURN_IF_ERROR(CudaStatus(cudaStreamCreateWithPriority(&beside_, cudaStreamNonBlocking, least), "creating a stream"));
-    RETURN_IF_ERROR(CudaStatus(cudaStreamCreateWithFlags(&copy_, cudaStreamNonBlocking), "creating a stream"));
-    for (cudaEvent_t* event : {&copied_[0], &copied_[1], &used_[0], &used_[1]}) {
+    // Bytes that others wait for go before work that fills the card.
+    RETURN_IF_ERROR(CudaStatus(cudaStreamCreateWithPriority(&reductions_, cudaStreamNonBlocking, greatest), "creating a stream"));
+    for (cudaStream_t* stream : {&copy_, &saving_}) {
+      RETURN_IF_ERROR(CudaStatus(cudaStreamCreateWithFlags(stream, cudaStreamNonBlocking), "creating a stream"));
+    }
+    std::vector<cudaEvent_t*> events{&copied_[0], &copied_[1], &used_[0], &used_[1], &snapshotted_};
+    for (cudaEvent_t& event : over_) events.push_back(&event);
+    for (cudaEvent_t* event : events) {
       RETURN_IF_ERROR(CudaStatus(cudaEventCreateWithFlags(event, cudaEventDisableTiming), "creating an event"));
     }
     return absl::OkStatus();
@@ -334,8 +444,9 @@ class FusedGpuStep : public Step {
   }
 
   absl::Status CopyScalars(const StepScalars& s, int place, const DeviceArenas& arenas) {
-    scalars_[place] = s;
-    return CudaStatus(cudaMemcpyAsync(arenas.addresses.At(arenas.plan.scalars), &scalars_[place], sizeof s, cudaMemcpyHostToDevice, stream_),
+    StepScalars* const from = &scalars_[given_ % kStepsInFlight * ScalarsAStep() + place];
+    *from = s;
+    return CudaStatus(cudaMemcpyAsync(arenas.addresses.At(arenas.plan.scalars), from, sizeof s, cudaMemcpyHostToDevice, stream_),
                       "copying the step's values");
   }
 
@@ -385,16 +496,16 @@ class FusedGpuStep : public Step {
            std::equal(prefetched_->ids.begin(), prefetched_->ids.end(), batch.visit_ids_B);
   }
 
-  // Gradients, loss numerator and signals of all ranks.
-  absl::Status Reduce() {
-    if (communicator_.size() == 1) return absl::OkStatus();
-    auto* gradients = Get<float>(plan().gradients);
-    auto* partials = Get<double>(plan().loss_partials);
-    float* tail = gradients + plan().flat_size;
-    RETURN_IF_ERROR(CudaStatus(kernels::PackTail(Get<StepScalars>(plan().scalars), partials, tail, int(plan().batch), stream_), "packing the loss"));
-    RETURN_IF_ERROR(communicator_.AllReduceSum(gradients, plan().flat_size + kTailUsed, stream_));
-    RETURN_IF_ERROR(CudaStatus(kernels::UnpackTail(tail, partials, Get<StepRecord>(plan().record), int(plan().batch), stream_), "unpacking the loss"));
-    return communicator_.CheckAsync();
+  // Of BuffersOf.
+  float* Buffer(size_t i) const {
+    return i == 0 ? Get<float>(plan().master) : Get<float>(plan().moments) + int64_t(i - 1) * plan().flat_size;
+  }
+  absl::StatusOr<std::vector<float>> Parameters() {
+    RETURN_IF_ERROR(Synchronize());
+    std::vector<float> flat(plan().flat_size), by_table(table_.flat_size, 0.0f);
+    RETURN_IF_ERROR(CudaStatus(cudaMemcpy(flat.data(), Get<float>(plan().master), flat.size() * sizeof(float), cudaMemcpyDeviceToHost), "copying parameters"));
+    FromPlanOrder(plan(), flat.data(), by_table.data());
+    return by_table;
   }
 
   absl::Status PrepareFeatures() {
@@ -405,11 +516,8 @@ class FusedGpuStep : public Step {
       ASSIGN_OR_RETURN(features_, DeviceArenas::Make(std::move(features)));
     }
     if (features_are_fresh_) return absl::OkStatus();
-    RETURN_IF_ERROR(Synchronize());
-    std::vector<float> flat(plan().flat_size), by_table(table_.flat_size, 0.0f);
-    RETURN_IF_ERROR(CudaStatus(cudaMemcpy(flat.data(), Get<float>(plan().master), flat.size() * sizeof(float), cudaMemcpyDeviceToHost), "copying parameters"));
-    FromPlanOrder(plan(), flat.data(), by_table.data());
-    flat.assign(features_->plan.flat_size, 0.0f);
+    ASSIGN_OR_RETURN(const std::vector<float> by_table, Parameters());
+    std::vector<float> flat(features_->plan.flat_size, 0.0f);
     ToPlanOrder(features_->plan, by_table.data(), flat.data());
     RETURN_IF_ERROR(CudaStatus(cudaMemcpy(features_->addresses.At(features_->plan.master), flat.data(), flat.size() * sizeof(float), cudaMemcpyHostToDevice),
                                "copying parameters"));
@@ -421,7 +529,8 @@ class FusedGpuStep : public Step {
   const bool options_beside_;
   const ParameterTable table_;
   Communicator& communicator_;
-  cudaStream_t stream_ = nullptr, beside_ = nullptr, copy_ = nullptr;
+  cudaStream_t stream_ = nullptr, beside_ = nullptr, reductions_ = nullptr, copy_ = nullptr, saving_ = nullptr;
+  cudaEvent_t snapshotted_ = nullptr, over_[kStepsInFlight] = {};   // over_: of step number n (from 0) in place n % kStepsInFlight
   cudaEvent_t copied_[2] = {}, used_[2] = {};   // of a staging slot: its copy, and the step that read it
   int slot_ = 0;                                // of the newest batch that a step was given
   std::optional<MicroBatch> next_;
@@ -434,11 +543,14 @@ class FusedGpuStep : public Step {
   std::unique_ptr<Lanes> lanes_;
   std::unique_ptr<DeviceArenas> arenas_, features_;
   std::unique_ptr<kernels::GemmLibrary> gemm_;
-  Pinned<StepScalars> scalars_;   // one a micro-batch: their copies may still be under way
-  Pinned<StepRecord> record_;
-  Graph step_graph_, micro_graph_, update_graph_;
+  Pinned<StepScalars> scalars_;   // one a micro-batch of each step in flight: their copies may still be under way
+  Pinned<std::byte> saving_chunk_;
+  std::optional<RecordReader> reader_;
+  Graph last_graph_, micro_graph_, update_graph_;
+  std::atomic<bool> snapshot_lent_{false};
   bool features_are_fresh_ = false;
-  int64_t step_ = 0;
+  uint64_t given_ = 0;            // steps enqueued since the start: the number of the newest record to come
+  int64_t step_ = 0;              // optimizer steps, those to come included
 };
 
 }  // namespace
@@ -454,8 +566,12 @@ HostMemory BatchMemory(bool cuda) {
 
 absl::StatusOr<std::unique_ptr<Step>> MakeFusedGpuStep(const StepOptions& options, const ParameterTable& table, Communicator* communicator) {
   const ComputeType compute = options.spec.step().precision() == "bf16" ? ComputeType::kBF16 : ComputeType::kF32;
-  ASSIGN_OR_RETURN(Plan plan, Plan::Make(options.spec, {.compute = compute}));
-  auto step = std::make_unique<FusedGpuStep>(options, table, communicator);
+  StepOptions here = options;
+  here.spec.mutable_resources()->set_ranks(communicator->size());
+  PlanOptions plan_options{.compute = compute};
+  if (options.bucket_elements > 0) plan_options.bucket_elements = options.bucket_elements;
+  ASSIGN_OR_RETURN(Plan plan, Plan::Make(here.spec, plan_options));
+  auto step = std::make_unique<FusedGpuStep>(here, table, communicator);
   RETURN_IF_ERROR(step->Prepare(std::move(plan)));
   if (options.tune) RETURN_IF_ERROR(step->Tune());
   return step;

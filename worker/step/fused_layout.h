@@ -1,9 +1,9 @@
 // Between a TrainState (the parameter table's order) and a plan's flat arenas (the order in which backward finishes), and
-// what rides behind the gradients. Host memory; shared by the fused steps of all devices.
+// what the host makes of records and snapshots. Host memory; shared by the fused steps of all devices.
 #pragma once
 
-#include <bit>
 #include <cstring>
+#include <vector>
 
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
@@ -55,22 +55,44 @@ inline absl::Status CheckLabels(const MicroBatch& batch, const Geometry& g) {
   return absl::OkStatus();
 }
 
-// The tail of the gradients. The high part of the loss numerator has 12 bits, so that its sum over ranks is exact.
-enum TailPlace { kTailLossHigh, kTailLossLow, kTailStop, kTailCheckpoint, kTailUsed };
-static_assert(kTailUsed <= kGradientTail);
-
-inline void PackTail(double numerator, StepSignals signals, float* tail) {
-  const float high = std::bit_cast<float>(std::bit_cast<uint32_t>(float(numerator)) & ~uint32_t{0xFFF});
-  tail[kTailLossHigh] = high;
-  tail[kTailLossLow] = float(numerator - double(high));
-  tail[kTailStop] = signals.stop ? 1.0f : 0.0f;
-  tail[kTailCheckpoint] = signals.checkpoint ? 1.0f : 0.0f;
+// What the host hears of a step.
+inline StepResult ResultOf(const StepRecord& r) {
+  StepResult result;
+  result.step = r.step;
+  result.loss = r.loss;
+  result.grad_norm = r.grad_norm;
+  result.skipped = r.skipped != 0;
+  result.nan_in_row = r.nan_in_row;
+  result.halted = r.halted != 0;
+  result.signals = {(r.signals & 1) != 0, (r.signals & 2) != 0};
+  auto seconds = [&](StepPhase phase) { return double(r.spent_ns[int(phase)]) * 1e-9; };
+  result.times = StepResult::Times{seconds(StepPhase::kIdle), seconds(StepPhase::kForward), seconds(StepPhase::kBackward),
+                                   seconds(StepPhase::kCommunication), seconds(StepPhase::kOptimizer)};
+  return result;
 }
 
-// The numerator; signals: OR over the ranks.
-inline double UnpackTail(const float* tail, StepSignals* signals) {
-  *signals = {tail[kTailStop] > 0, tail[kTailCheckpoint] > 0};
-  return double(tail[kTailLossHigh]) + double(tail[kTailLossLow]);
+// The state's buffers in the order in which a plan holds them: the master's, then the moments'.
+inline std::vector<std::vector<float>*> BuffersOf(const Plan& plan, TrainState* state) {
+  std::vector<std::vector<float>*> buffers{&state->parameters, &state->exp_avg, &state->exp_avg_sq};
+  if (plan.num_moments > 2) buffers.push_back(&state->ema);
+  return buffers;
+}
+// The same to load from; an average that the state does not have begins as the parameters.
+inline std::vector<const std::vector<float>*> BuffersOf(const Plan& plan, const TrainState& state) {
+  std::vector<const std::vector<float>*> buffers{&state.parameters, &state.exp_avg, &state.exp_avg_sq};
+  if (plan.num_moments > 2) buffers.push_back(state.ema.empty() ? &state.parameters : &state.ema);
+  return buffers;
+}
+
+// A snapshot's buffers, one behind the other in plan order, and its record, as a state.
+inline TrainState StateOf(const Plan& plan, const float* buffers, const StepRecord& record) {
+  TrainState state{record.step, record.updates, record.nan_in_row, {}, {}, {}, {}};
+  for (std::vector<float>* buffer : BuffersOf(plan, &state)) {
+    buffer->assign(plan.table.flat_size, 0.0f);
+    FromPlanOrder(plan, buffers, buffer->data());
+    buffers += plan.flat_size;
+  }
+  return state;
 }
 
 }  // namespace hierad

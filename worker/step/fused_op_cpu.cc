@@ -10,7 +10,9 @@
 #include "worker/kernels/reference/input.h"
 #include "worker/kernels/reference/layer_norm.h"
 #include "worker/kernels/reference/loss.h"
+#include "worker/kernels/reference/muon.h"
 #include "worker/kernels/reference/patch.h"
+#include "worker/kernels/reference/record.h"
 #include "worker/kernels/reference/reduce.h"
 #include "worker/kernels/reference/residual.h"
 
@@ -141,13 +143,38 @@ class CpuOps {
   void operator()(const DropoutBackward& o) const {
     ref::Dropout<T, S>(Scalars(o.scalars), Ids(o.visit_ids), Narrow(o.dy), Narrow(o.dx), o.batch, o.dim, o.rate);
   }
+  void operator()(const PackTail& o) const { ref::PackTail(Scalars(o.scalars), at_.Get<double>(o.loss_partials), Real(o.tail), o.batch); }
+  void operator()(const UnpackTail& o) const {
+    ref::UnpackTail(Real(o.tail), at_.Get<double>(o.loss_partials), at_.Get<StepRecord>(o.record), o.batch);
+  }
+  void operator()(const ReduceBucket&) const {}   // the executor's, which has the communicator
+  void operator()(const Mark& o) const { ref::Mark(Scalars(o.scalars), at_.Get<StepRecord>(o.record), o.phase); }
+  void operator()(const PublishRecord& o) const { ref::PublishRecord(at_.Get<StepRecord>(o.record), at_.Get<RecordSlot>(o.ring)); }
+  void operator()(const SnapshotState& o) const {
+    ref::SnapshotState(Real(o.master), Real(o.moments), *at_.Get<StepRecord>(o.record), plan_.flat_size, plan_.num_moments,
+                       at_.Get<char>(o.snapshot));
+  }
   void operator()(const GradientNorm& o) const {
     ref::GradientNorm(Scalars(o.scalars), Real(o.gradients), at_.Get<double>(o.loss_partials), at_.Get<StepRecord>(o.record), o.size,
-                      o.batch);
+                      o.batch, o.own_signals);
   }
   void operator()(const AdamW& o) const {
     ref::AdamW(Scalars(o.scalars), *at_.Get<StepRecord>(o.record), {o.beta1, o.beta2, o.eps, o.weight_decay, o.clip_norm},
-               Real(o.master), Real(o.gradients), Real(o.moments), Bytes(o.decay), Narrow(o.compute), o.size);
+               Real(o.master), Real(o.gradients), Real(o.moments), Bytes(o.decay), at_.Get<float>(o.scale), Narrow(o.compute), o.size);
+  }
+  void operator()(const AverageWeights& o) const {
+    ref::AverageWeights(*at_.Get<StepRecord>(o.record), o.decay, Real(o.master), Real(o.moments), o.size);
+  }
+  void operator()(const MuonMomentum& o) const {
+    ref::MuonMomentum(*at_.Get<StepRecord>(o.record), {o.count, o.rows, o.cols}, o.momentum, o.clip_norm, o.nesterov, Real(o.gradients),
+                      Real(o.moments), Ids(o.places), Narrow(o.x), at_.Get<double>(o.scratch));
+  }
+  void operator()(const BatchedGemm& o) const {
+    ref::BatchedGemm<T, S>(Narrow(o.a), Narrow(o.b), Narrow(o.c), Narrow(o.d), o.count, o.m, o.n, o.k, o.trans_b, o.alpha, o.beta);
+  }
+  void operator()(const MuonUpdate& o) const {
+    ref::MuonUpdate(Scalars(o.scalars), *at_.Get<StepRecord>(o.record), {o.count, o.rows, o.cols}, o.weight_decay, Narrow(o.x), Ids(o.places),
+                    at_.Get<float>(o.scale), Real(o.master), Narrow(o.compute));
   }
 
  private:

@@ -25,6 +25,24 @@ class GpuOps {
     if (context_.tune) return context_.gemm->Tune(shape, at_.At(o.a), at_.At(o.b), at_.At(o.c), bias, stream_);
     return context_.gemm->Run(shape, at_.At(o.a), at_.At(o.b), at_.At(o.c), bias, stream_, context_.lane);
   }
+  absl::Status operator()(const BatchedGemm& o) const {
+    constexpr bool kNarrow = sizeof(T) != sizeof(float);
+    const k::GemmShape shape{o.m, o.n, o.k, false, o.trans_b, false, false, kNarrow, false, !kNarrow && context_.tf32,
+                             o.count, float(o.alpha), float(o.beta)};
+    return context_.gemm->Run(shape, at_.At(o.a), at_.At(o.b), at_.At(o.d), nullptr, stream_, context_.lane, at_.At(o.c));
+  }
+  absl::Status operator()(const ReduceBucket& o) const {
+    if (context_.communicator == nullptr) return ErrorOf(v1::REASON_INTERNAL, "a plan of several ranks runs without a communicator.");
+    if (o.staging != kNone) {
+      RETURN_IF_ERROR(CudaStatus(k::Cast(Real(o.slice), at_.Get<__nv_bfloat16>(o.staging), o.size, stream_), "a kernel's launch"));
+      RETURN_IF_ERROR(context_.communicator->AllReduceSumBF16(at_.Get<uint16_t>(o.staging), o.size, stream_));
+      RETURN_IF_ERROR(CudaStatus(k::Cast(at_.Get<__nv_bfloat16>(o.staging), Real(o.slice), o.size, stream_), "a kernel's launch"));
+    } else {
+      // The tail lies behind the last slice.
+      return context_.communicator->AllReduceSum(Real(o.slice), o.size + (o.tail == kNone ? 0 : kGradientTail), stream_);
+    }
+    return o.tail == kNone ? absl::OkStatus() : context_.communicator->AllReduceSum(Real(o.tail), kGradientTail, stream_);
+  }
   template <typename O>
   absl::Status operator()(const O& o) const { return CudaStatus(Launch(o), "a kernel's launch"); }
 
@@ -154,11 +172,41 @@ class GpuOps {
   }
   cudaError_t Launch(const GradientNorm& o) const {
     return k::GradientNorm(Scalars(o.scalars), Real(o.gradients), Doubles(o.partials), Doubles(o.loss_partials), at_.Get<StepRecord>(o.record),
-                           o.size, int(o.batch), stream_);
+                           o.size, int(o.batch), o.own_signals, stream_);
+  }
+  cudaError_t Launch(const PackTail& o) const {
+    return k::PackTail(Scalars(o.scalars), Doubles(o.loss_partials), Real(o.tail), int(o.batch), stream_);
+  }
+  cudaError_t Launch(const UnpackTail& o) const {
+    return k::UnpackTail(Real(o.tail), Doubles(o.loss_partials), at_.Get<StepRecord>(o.record), int(o.batch), stream_);
+  }
+  cudaError_t Launch(const Mark& o) const { return k::Mark(Scalars(o.scalars), at_.Get<StepRecord>(o.record), o.phase, stream_); }
+  cudaError_t Launch(const PublishRecord& o) const {
+    return k::PublishRecord(at_.Get<StepRecord>(o.record), at_.Get<RecordSlot>(o.ring), stream_);
+  }
+  cudaError_t Launch(const SnapshotState& o) const {
+    std::byte* to = at_.Get<std::byte>(o.snapshot);
+    for (TensorId id : {o.master, o.moments, o.record}) {
+      const int64_t bytes = plan_.tensors[id].bytes;
+      if (const cudaError_t error = cudaMemcpyAsync(to, at_.At(id), bytes, cudaMemcpyDeviceToDevice, stream_); error != cudaSuccess) return error;
+      to += bytes;
+    }
+    return cudaSuccess;
   }
   cudaError_t Launch(const AdamW& o) const {
     return k::AdamW(Scalars(o.scalars), at_.Get<StepRecord>(o.record), {o.beta1, o.beta2, o.eps, o.weight_decay, o.clip_norm}, Real(o.master),
-                    Real(o.gradients), Real(o.moments), Bytes(o.decay), Narrow(o.compute), o.size, stream_);
+                    Real(o.gradients), Real(o.moments), Bytes(o.decay), Real(o.scale), Narrow(o.compute), o.size, stream_);
+  }
+  cudaError_t Launch(const AverageWeights& o) const {
+    return k::AverageWeights(at_.Get<StepRecord>(o.record), o.decay, Real(o.master), Real(o.moments) + 2 * o.size, o.size, stream_);
+  }
+  cudaError_t Launch(const MuonMomentum& o) const {
+    return k::MuonMomentum(at_.Get<StepRecord>(o.record), {int(o.count), int(o.rows), int(o.cols)}, o.momentum, o.clip_norm, o.nesterov,
+                           Real(o.gradients), Real(o.moments), Ids(o.places), Narrow(o.x), Doubles(o.scratch), stream_);
+  }
+  cudaError_t Launch(const MuonUpdate& o) const {
+    return k::MuonUpdate(Scalars(o.scalars), at_.Get<StepRecord>(o.record), {int(o.count), int(o.rows), int(o.cols)}, o.weight_decay,
+                         Narrow(o.x), Ids(o.places), Real(o.scale), Real(o.master), Narrow(o.compute), stream_);
   }
 
   // The copy in T of a master parameter.

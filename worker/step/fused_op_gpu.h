@@ -5,6 +5,7 @@
 
 #include "absl/status/status.h"
 #include "base/plan/plan.h"
+#include "worker/comm/communicator.h"
 #include "worker/kernels/gemm.h"
 #include "worker/step/fused_addresses.h"
 
@@ -15,6 +16,7 @@ struct GpuContext {
   cudaStream_t stream;
   int lane = 0;        // streams that run at once have their own workspace in the library
   bool tf32 = false;
+  Communicator* communicator = nullptr;   // of a plan of several ranks
   bool tune = false;   // products are timed and their algorithms chosen instead of merely run
 };
 

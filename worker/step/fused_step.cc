@@ -1,6 +1,6 @@
 // step.mode fused on a CPU: the plan's operations over the plain kernels. What the GPU's fused step does on one graph,
 // this does call by call, over the same plan and arenas.
-#include <bit>
+#include <atomic>
 #include <cmath>
 #include <cstring>
 #include <fstream>
@@ -14,17 +14,35 @@
 #include "worker/step/fused_executor.h"
 #include "worker/step/fused_layout.h"
 #include "worker/step/fused_op_cpu.h"
-#include "worker/step/numerics.h"
+#include "worker/step/record_reader.h"
 #include "worker/step/step.h"
 
 namespace hierad {
 namespace {
 
+// What lies in the snapshot arena; lets go of it at the end.
+class SavedState : public StateSnapshot {
+ public:
+  SavedState(const FusedExecutor& executor, std::atomic<bool>* lent) : executor_(executor), lent_(lent) {}
+  ~SavedState() override { *lent_ = false; }
+
+  absl::StatusOr<TrainState> Read() override {
+    const Plan& plan = executor_.plan();
+    StepRecord record;
+    std::memcpy(&record, executor_.Get<char>(plan.saved) + (1 + plan.num_moments) * plan.flat_size * int64_t(sizeof(float)), sizeof record);
+    return StateOf(plan, executor_.Get<float>(plan.saved), record);
+  }
+
+ private:
+  const FusedExecutor& executor_;
+  std::atomic<bool>* const lent_;
+};
+
 class FusedCpuStep : public Step {
  public:
-  FusedCpuStep(const StepOptions& options, const ParameterTable& table, Communicator* communicator,
-               std::unique_ptr<FusedExecutor> executor)
-      : spec_(options.spec), table_(table), communicator_(*communicator), executor_(std::move(executor)) {}
+  FusedCpuStep(const StepOptions& options, const ParameterTable& table, std::unique_ptr<FusedExecutor> executor)
+      : spec_(options.spec), table_(table), executor_(std::move(executor)),
+        reader_(executor_->Get<RecordSlot>(executor_->plan().ring)) {}
 
   absl::Status Initialize() override {
     TrainState state;
@@ -38,55 +56,70 @@ class FusedCpuStep : public Step {
   absl::Status Load(const TrainState& state) override {
     RETURN_IF_ERROR(CheckState(state, table_));
     const Plan& plan = executor_->plan();
-    auto* moments = executor_->Get<float>(plan.moments);
-    ToPlanOrder(plan, state.parameters.data(), executor_->Get<float>(plan.master));
-    ToPlanOrder(plan, state.exp_avg.data(), moments);
-    ToPlanOrder(plan, state.exp_avg_sq.data(), moments + plan.flat_size);
+    const auto buffers = BuffersOf(plan, state);
+    for (size_t i = 0; i < buffers.size(); ++i) ToPlanOrder(plan, buffers[i]->data(), Buffer(i));
     RefreshComputeCopyOnCpu(executor_->addresses());
-    step_ = state.step;
-    record().updates = state.updates;
-    record().nan_in_row = state.nan_steps_in_row;
+    StepRecord fresh{};
+    fresh.step = state.step;
+    fresh.updates = state.updates;
+    fresh.nan_in_row = state.nan_steps_in_row;
+    fresh.published = record().published;
+    record() = fresh;
+    reader_.SkipTo(fresh.published);
     features_are_fresh_ = false;
     return absl::OkStatus();
   }
 
   absl::StatusOr<TrainState> Save() override {
     const Plan& plan = executor_->plan();
-    TrainState state{step_, record().updates, record().nan_in_row, {}, {}, {}};
-    for (std::vector<float>* buffer : {&state.parameters, &state.exp_avg, &state.exp_avg_sq}) buffer->assign(table_.flat_size, 0.0f);
-    const auto* moments = executor_->Get<float>(plan.moments);
-    FromPlanOrder(plan, executor_->Get<float>(plan.master), state.parameters.data());
-    FromPlanOrder(plan, moments, state.exp_avg.data());
-    FromPlanOrder(plan, moments + plan.flat_size, state.exp_avg_sq.data());
+    TrainState state{record().step, record().updates, record().nan_in_row, {}, {}, {}, {}};
+    const auto buffers = BuffersOf(plan, &state);
+    for (size_t i = 0; i < buffers.size(); ++i) {
+      buffers[i]->assign(table_.flat_size, 0.0f);
+      FromPlanOrder(plan, Buffer(i), buffers[i]->data());
+    }
     return state;
   }
+  absl::StatusOr<uint64_t> ParameterHash() override { return HashOf(Parameters()); }
 
-  absl::StatusOr<StepResult> Run(absl::Span<const MicroBatch> micro_batches, int64_t real_samples, double lr,
+  absl::StatusOr<std::unique_ptr<StateSnapshot>> Snapshot() override {
+    if (snapshot_lent_.exchange(true)) return ErrorOf(v1::REASON_INTERNAL, "a snapshot was asked for while another is being read.");
+    RETURN_IF_ERROR(executor_->RunSnapshot());
+    return std::make_unique<SavedState>(*executor_, &snapshot_lent_);
+  }
+
+  absl::Status Run(absl::Span<const MicroBatch> micro_batches, int64_t real_samples, double lr,
                                  StepSignals signals) override {
     const Plan& plan = executor_->plan();
     if (micro_batches.size() > 1 && !plan.accumulate) {
       return ErrorOf(v1::REASON_INTERNAL, absl::StrCat(micro_batches.size(), " micro-batches were given to a step planned for one."));
     }
+    StepResult result;
     executor_->ClearSums();
     features_are_fresh_ = false;
-    scalars().step = step_ + 1;
-    scalars().lr = lr;
-    scalars().loss_weight = 1.0 / (double(std::max<int64_t>(1, real_samples)) * double(LossElements(plan.geometry)));
-    for (size_t i = 0; i < micro_batches.size(); ++i) {
+    StepScalars& s = scalars();
+    s.step = record().step + 1;
+    s.lr = lr;
+    s.nan_limit = NanLimit(spec_.step());
+    s.signals = (signals.stop ? 1 : 0) | (signals.checkpoint ? 2 : 0);
+    s.loss_weight = 1.0 / (double(std::max<int64_t>(1, real_samples)) * double(LossElements(plan.geometry)));
+    size_t last = micro_batches.size();   // of those with samples: the one whose backward pass reduces
+    while (last > 0 && micro_batches[last - 1].real == 0) --last;
+    for (size_t i = 0; i < last; ++i) {
       if (micro_batches[i].real == 0) continue;
       RETURN_IF_ERROR(Stage(micro_batches[i], int(i % 2), Draw::kMask, executor_.get()));
-      RETURN_IF_ERROR(executor_->RunForwardBackward());
+      RETURN_IF_ERROR(executor_->RunForwardBackward(/*reduce=*/i + 1 == last));
     }
-    StepResult result;
-    RETURN_IF_ERROR(Reduce(signals, &result.signals));
-    RETURN_IF_ERROR(executor_->RunUpdate());
-    result.loss = record().loss;
-    result.grad_norm = record().grad_norm;
-    result.skipped = record().skipped != 0;
-    ++step_;
-    RETURN_IF_ERROR(CheckNumerics(spec_, result, step_, record().nan_in_row, lr));
-    return result;
+    if (last == 0) RETURN_IF_ERROR(executor_->RunReductions());
+    return executor_->RunUpdate();
   }
+
+  absl::StatusOr<StepResult> Take() override {
+    StepRecord taken;
+    if (!reader_.Next(&taken)) return ErrorOf(v1::REASON_INTERNAL, "a result was asked for, but every step's was taken.");
+    return ResultOf(taken);
+  }
+  int64_t records_lost() const override { return reader_.lost(); }
 
   absl::StatusOr<LossSum> Evaluate(const MicroBatch& batch) override {
     if (batch.real == 0) return LossSum{};
@@ -137,6 +170,17 @@ class FusedCpuStep : public Step {
   StepScalars& scalars() { return *executor_->Get<StepScalars>(executor_->plan().scalars); }
   StepRecord& record() { return *executor_->Get<StepRecord>(executor_->plan().record); }
 
+  // Of BuffersOf.
+  float* Buffer(size_t i) {
+    const Plan& plan = executor_->plan();
+    return i == 0 ? executor_->Get<float>(plan.master) : executor_->Get<float>(plan.moments) + int64_t(i - 1) * plan.flat_size;
+  }
+  std::vector<float> Parameters() {
+    std::vector<float> flat(table_.flat_size);
+    FromPlanOrder(executor_->plan(), executor_->Get<float>(executor_->plan().master), flat.data());
+    return flat;
+  }
+
   // The batch into a staging slot, and the scalars that go with it.
   absl::Status Stage(const MicroBatch& batch, int slot, Draw mask_draw, FusedExecutor* executor) {
     const Plan& plan = executor->plan();
@@ -164,20 +208,6 @@ class FusedCpuStep : public Step {
     return sum;
   }
 
-  // Gradients, loss numerator and signals of all ranks.
-  absl::Status Reduce(StepSignals signals, StepSignals* all) {
-    const Plan& plan = executor_->plan();
-    *all = signals;
-    if (communicator_.size() == 1) return absl::OkStatus();
-    auto* gradients = executor_->Get<float>(plan.gradients);
-    PackTail(LossNumerator(), signals, gradients + plan.flat_size);
-    RETURN_IF_ERROR(communicator_.AllReduceSum(gradients, plan.flat_size + kTailUsed, nullptr));
-    auto* partials = executor_->Get<double>(plan.loss_partials);
-    std::fill(partials, partials + plan.batch, 0.0);
-    partials[0] = UnpackTail(gradients + plan.flat_size, all);
-    return absl::OkStatus();
-  }
-
   absl::Status PrepareFeatures() {
     if (features_ == nullptr) {
       PlanOptions options = executor_->plan().options;
@@ -186,8 +216,7 @@ class FusedCpuStep : public Step {
       ASSIGN_OR_RETURN(features_, FusedExecutor::Make(std::move(plan), {}));
     }
     if (features_are_fresh_) return absl::OkStatus();
-    std::vector<float> flat(table_.flat_size);
-    FromPlanOrder(executor_->plan(), executor_->Get<float>(executor_->plan().master), flat.data());
+    const std::vector<float> flat = Parameters();
     ToPlanOrder(features_->plan(), flat.data(), features_->Get<float>(features_->plan().master));
     RefreshComputeCopyOnCpu(features_->addresses());
     features_are_fresh_ = true;
@@ -196,11 +225,11 @@ class FusedCpuStep : public Step {
 
   const v1::JobSpec spec_;
   const ParameterTable table_;
-  Communicator& communicator_;
   const std::unique_ptr<FusedExecutor> executor_;
+  RecordReader reader_;
+  std::atomic<bool> snapshot_lent_{false};
   std::unique_ptr<FusedExecutor> features_;   // made when first asked for
   bool features_are_fresh_ = false;           // its parameters are the step's
-  int64_t step_ = 0;
 };
 
 }  // namespace
@@ -208,9 +237,13 @@ class FusedCpuStep : public Step {
 absl::StatusOr<std::unique_ptr<Step>> MakeFusedCpuStep(const StepOptions& options, const ParameterTable& table,
                                                        Communicator* communicator) {
   const ComputeType compute = options.spec.step().precision() == "bf16" ? ComputeType::kBF16 : ComputeType::kF32;
-  ASSIGN_OR_RETURN(Plan plan, Plan::Make(options.spec, {.compute = compute}));
-  ASSIGN_OR_RETURN(std::unique_ptr<FusedExecutor> executor, FusedExecutor::Make(std::move(plan), {}));
-  return std::make_unique<FusedCpuStep>(options, table, communicator, std::move(executor));
+  StepOptions here = options;
+  here.spec.mutable_resources()->set_ranks(communicator->size());
+  PlanOptions plan_options{.compute = compute};
+  if (options.bucket_elements > 0) plan_options.bucket_elements = options.bucket_elements;
+  ASSIGN_OR_RETURN(Plan plan, Plan::Make(here.spec, plan_options));
+  ASSIGN_OR_RETURN(std::unique_ptr<FusedExecutor> executor, FusedExecutor::Make(std::move(plan), {.communicator = communicator}));
+  return std::make_unique<FusedCpuStep>(here, table, std::move(executor));
 }
 
 }  // namespace hierad

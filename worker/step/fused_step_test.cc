@@ -157,8 +157,8 @@ TEST(FusedStepTest, TrainsAsTheTorchStep) {
         real += rows_real;
       }
       for (const Samples& one : samples) batches.push_back(one.batch);
-      const auto ours = pair.fused->Run(batches, real, 1e-3, {.checkpoint = s == 1});
-      const auto theirs = pair.torch->Run(batches, real, 1e-3, {.checkpoint = s == 1});
+      const auto ours = pair.fused->RunAndTake(batches, real, 1e-3, {.checkpoint = s == 1});
+      const auto theirs = pair.torch->RunAndTake(batches, real, 1e-3, {.checkpoint = s == 1});
       ASSERT_TRUE(ours.ok() && theirs.ok()) << ours.status() << theirs.status();
       EXPECT_NEAR(ours->loss, theirs->loss, kTolerance * theirs->loss);
       EXPECT_NEAR(ours->grad_norm, theirs->grad_norm, kTolerance * theirs->grad_norm);
@@ -171,6 +171,44 @@ TEST(FusedStepTest, TrainsAsTheTorchStep) {
     EXPECT_LE(Difference(ours->parameters, theirs->parameters), kTolerance);
     EXPECT_LE(Difference(ours->exp_avg, theirs->exp_avg), 10 * kTolerance);
     EXPECT_LE(Difference(ours->exp_avg_sq, theirs->exp_avg_sq), 10 * kTolerance);
+  }
+}
+
+TEST(FusedStepTest, TrainsAsTheTorchStepWithMuonAndLayerDecay) {
+  RandomJobs jobs(91);
+  for (int i = 0; i < 8; ++i) {
+    v1::JobSpec job = Steady(jobs.Next());
+    job.mutable_optimizer()->set_name(i % 4 == 3 ? "adamw" : "muon");
+    job.mutable_optimizer()->set_layer_decay(i % 2 == 0 ? 1.0 : 0.6);
+    job.mutable_optimizer()->set_ema_decay(i % 3 == 0 ? 0.0 : 0.7);
+    SCOPED_TRACE(absl::StrCat("job ", i, ": ", job.ShortDebugString()));
+    Pair pair = MakePair(job);
+    for (int s = 0; s < 3; ++s) {
+      std::vector<Samples> samples;
+      std::vector<MicroBatch> batches;
+      for (int m = 0; m < job.step().accumulation(); ++m) samples.push_back(MakeSamples(job, job.step().batch_per_rank(), uint32_t(1000 + 10 * s + m)));
+      for (const Samples& one : samples) batches.push_back(one.batch);
+      const int64_t real = int64_t(batches.size()) * job.step().batch_per_rank();
+      const auto ours = pair.fused->RunAndTake(batches, real, 1e-3, {}), theirs = pair.torch->RunAndTake(batches, real, 1e-3, {});
+      ASSERT_TRUE(ours.ok() && theirs.ok()) << ours.status() << theirs.status();
+      EXPECT_NEAR(ours->loss, theirs->loss, 10 * kTolerance * theirs->loss);
+    }
+    const auto ours = pair.fused->Save(), theirs = pair.torch->Save();
+    EXPECT_LE(Difference(ours->parameters, theirs->parameters), 10 * kTolerance);
+    EXPECT_LE(Difference(ours->exp_avg, theirs->exp_avg), 10 * kTolerance);
+    ASSERT_EQ(ours->ema.size(), i % 3 == 0 ? 0 : ours->parameters.size());
+    ASSERT_EQ(theirs->ema.size(), ours->ema.size());
+    if (ours->ema.empty()) continue;
+    EXPECT_LE(Difference(ours->ema, theirs->ema), kTolerance);
+    EXPECT_NE(ours->ema, ours->parameters);
+    // Kept by a state, snapshots included; a state without one begins anew.
+    EXPECT_EQ((*(*pair.fused->Snapshot())->Read()).ema, ours->ema);
+    ASSERT_TRUE(pair.fused->Load(*ours).ok());
+    EXPECT_EQ(pair.fused->Save()->ema, ours->ema);
+    TrainState without = *ours;
+    without.ema.clear();
+    ASSERT_TRUE(pair.fused->Load(without).ok());
+    EXPECT_EQ(pair.fused->Save()->ema, ours->parameters);
   }
 }
 
@@ -200,9 +238,9 @@ TEST(FusedStepTest, ContinuesWhatTheTorchStepBegan) {
   Pair straight = MakePair(job), mixed = MakePair(job);
   for (int s = 0; s < 6; ++s) {
     const Samples samples = MakeSamples(job, job.step().batch_per_rank(), uint32_t(s));
-    ASSERT_TRUE(straight.fused->Run({&samples.batch, 1}, samples.batch.real, 1e-3, {}).ok());
+    ASSERT_TRUE(straight.fused->RunAndTake({&samples.batch, 1}, samples.batch.real, 1e-3, {}).ok());
     Step& now = s < 3 ? *mixed.torch : *mixed.fused;
-    ASSERT_TRUE(now.Run({&samples.batch, 1}, samples.batch.real, 1e-3, {}).ok());
+    ASSERT_TRUE(now.RunAndTake({&samples.batch, 1}, samples.batch.real, 1e-3, {}).ok());
     if (s == 2) {
       ASSERT_TRUE(mixed.fused->Load(*mixed.torch->Save()).ok());
     }
@@ -224,14 +262,62 @@ TEST(FusedStepTest, SkipsANonFiniteStepAndEndsAfterTooMany) {
   Samples samples = MakeSamples(job, 1, 1);
   const auto before = pair.fused->Save();
   for (float& x : samples.x) x = std::numeric_limits<float>::infinity();
-  const auto skipped = pair.fused->Run({&samples.batch, 1}, 1, 1e-3, {});
+  const auto skipped = pair.fused->RunAndTake({&samples.batch, 1}, 1, 1e-3, {});
   ASSERT_TRUE(skipped.ok()) << skipped.status();
   EXPECT_TRUE(skipped->skipped);
   EXPECT_EQ(pair.fused->Save()->parameters, before->parameters);
   EXPECT_EQ(pair.fused->Save()->updates, 0);
   EXPECT_EQ(pair.fused->Save()->step, 1);
-  const auto ended = pair.fused->Run({&samples.batch, 1}, 1, 1e-3, {});
-  EXPECT_EQ(ReasonOf(ended.status()), v1::REASON_NUMERICS) << ended.status();
+  EXPECT_FALSE(skipped->halted);
+  const auto ended = pair.fused->RunAndTake({&samples.batch, 1}, 1, 1e-3, {});
+  ASSERT_TRUE(ended.ok()) << ended.status();
+  EXPECT_TRUE(ended->halted);
+}
+
+// Results wait in a ring until they are taken; a snapshot stays what it was while steps go on.
+TEST(FusedStepTest, ResultsAndSnapshotsWaitForWhoeverTakesThem) {
+  RandomJobs jobs(127);
+  v1::JobSpec job = jobs.Next();
+  job.mutable_step()->set_accumulation(1);
+  Pair at_once = MakePair(job), later = MakePair(job);
+  std::vector<StepResult> expected;
+  std::vector<TrainState> states;
+  const int64_t steps = kRecordSlots + 5;
+  std::unique_ptr<StateSnapshot> snapshot;
+  for (int64_t s = 0; s < steps; ++s) {
+    const Samples samples = MakeSamples(job, 1, uint32_t(s));
+    expected.push_back(*at_once.fused->RunAndTake({&samples.batch, 1}, 1, 1e-3, {.stop = s % 2 == 1}));
+    EXPECT_EQ(expected.back().step, s + 1);
+    EXPECT_EQ(expected.back().signals.stop, s % 2 == 1);
+    ASSERT_TRUE(expected.back().times.has_value());
+    EXPECT_GT(expected.back().times->forward_s + expected.back().times->backward_s, 0);
+    ASSERT_TRUE(later.fused->Run({&samples.batch, 1}, 1, 1e-3, {}).ok());
+    if (s == 3) {
+      snapshot = *later.fused->Snapshot();
+      states.push_back(*at_once.fused->Save());
+      EXPECT_EQ(later.fused->Snapshot().status().code(), absl::StatusCode::kInternal) << "one at a time";
+    }
+  }
+  // Five were overwritten; the oldest that is left is the first to be taken.
+  for (int64_t s = 5; s < steps; ++s) {
+    const auto result = later.fused->Take();
+    ASSERT_TRUE(result.ok()) << result.status();
+    EXPECT_EQ(result->step, s + 1);
+    EXPECT_EQ(result->loss, expected[size_t(s)].loss);
+    EXPECT_EQ(result->grad_norm, expected[size_t(s)].grad_norm);
+  }
+  EXPECT_FALSE(later.fused->Take().ok());
+  EXPECT_EQ(later.fused->records_lost(), 5);
+  const auto saved = snapshot->Read();
+  ASSERT_TRUE(saved.ok());
+  EXPECT_EQ(saved->step, 4);
+  EXPECT_EQ(saved->updates, 4);
+  EXPECT_EQ(saved->parameters, states[0].parameters);
+  EXPECT_EQ(saved->exp_avg, states[0].exp_avg);
+  EXPECT_EQ(saved->exp_avg_sq, states[0].exp_avg_sq);
+  snapshot.reset();
+  EXPECT_TRUE(later.fused->Snapshot().ok());
+  EXPECT_EQ(*later.fused->ParameterHash(), *at_once.fused->ParameterHash());
 }
 
 TEST(FusedStepTest, RefusesALabelOutOfRange) {
@@ -241,7 +327,7 @@ TEST(FusedStepTest, RefusesALabelOutOfRange) {
   Pair pair = MakePair(job);
   Samples samples = MakeSamples(job, 1, 1);
   samples.labels[0] = job.model().num_classes();
-  EXPECT_EQ(ReasonOf(pair.fused->Run({&samples.batch, 1}, 1, 1e-3, {}).status()), v1::REASON_DATA_ERROR);
+  EXPECT_EQ(ReasonOf(pair.fused->RunAndTake({&samples.batch, 1}, 1, 1e-3, {}).status()), v1::REASON_DATA_ERROR);
 }
 
 TEST(FusedStepTest, Bfloat16TrainsNearFloat) {
@@ -257,8 +343,8 @@ TEST(FusedStepTest, Bfloat16TrainsNearFloat) {
     for (int m = 0; m < job.step().accumulation(); ++m) samples.push_back(MakeSamples(job, job.step().batch_per_rank(), uint32_t(m)));
     for (const Samples& one : samples) batches.push_back(one.batch);
     for (int s = 0; s < 3; ++s) {
-      const auto a = exact.fused->Run(batches, int64_t(batches.size()) * job.step().batch_per_rank(), 1e-3, {});
-      const auto b = rounded.fused->Run(batches, int64_t(batches.size()) * job.step().batch_per_rank(), 1e-3, {});
+      const auto a = exact.fused->RunAndTake(batches, int64_t(batches.size()) * job.step().batch_per_rank(), 1e-3, {});
+      const auto b = rounded.fused->RunAndTake(batches, int64_t(batches.size()) * job.step().batch_per_rank(), 1e-3, {});
       ASSERT_TRUE(a.ok() && b.ok());
       EXPECT_NEAR(a->loss, b->loss, 0.03 * a->loss) << job.model().ShortDebugString();
     }

@@ -1,5 +1,7 @@
 #include "worker/step/lanes.h"
 
+#include <algorithm>
+#include <iterator>
 #include <utility>
 
 #include "base/status.h"
@@ -42,44 +44,56 @@ bool Lanes::Meet(const std::vector<Range>& a, const std::vector<Range>& b) {
   return false;
 }
 
-absl::Status Lanes::WaitForOther(const std::vector<Range>& ranges, int lane) {
-  std::vector<Issued>& others = issued_[1 - lane];
-  for (size_t i = others.size(); i-- > 0;) {
-    if (!Meet(ranges, others[i].ranges)) continue;
-    RETURN_IF_ERROR(CudaStatus(cudaStreamWaitEvent(stream_[lane], others[i].done, 0), "ordering the step's streams"));
-    others.erase(others.begin(), others.begin() + long(i) + 1);   // a stream's order makes the earlier ones done too
-    break;
+absl::Status Lanes::WaitForOthers(const std::vector<Range>& ranges, int lane) {
+  for (int other = 0; other < kNumLanes; ++other) {
+    if (stream_[other] == stream_[lane]) continue;
+    for (size_t i = issued_[other].size(); i-- > waited_[lane][other];) {
+      if (!Meet(ranges, issued_[other][i].ranges)) continue;
+      RETURN_IF_ERROR(CudaStatus(cudaStreamWaitEvent(stream_[lane], issued_[other][i].done, 0), "ordering the step's streams"));
+      waited_[lane][other] = i + 1;   // a stream's order makes the earlier ones done too
+      break;
+    }
   }
   return absl::OkStatus();
 }
 
-absl::Status Lanes::Run(const std::vector<Op>& ops, size_t count, const std::function<absl::Status(const Op&, cudaStream_t, int)>& launch) {
-  const bool two = stream_[kChain] != stream_[kBeside];
+absl::Status Lanes::Join(int from, int to) {
+  if (stream_[from] == stream_[to]) return absl::OkStatus();
+  ASSIGN_OR_RETURN(cudaEvent_t event, NextEvent());
+  RETURN_IF_ERROR(CudaStatus(cudaEventRecord(event, stream_[from]), "ordering the step's streams"));
+  return CudaStatus(cudaStreamWaitEvent(stream_[to], event, 0), "ordering the step's streams");
+}
+
+int Lanes::LaneOf(const Op& op) const {
+  const int lane = std::holds_alternative<ReduceBucket>(op.args) ? kReductions : op.beside ? kBeside : kChain;
+  return stream_[lane] == stream_[kChain] ? kChain : lane;
+}
+
+absl::Status Lanes::Run(const std::vector<Op>& ops, size_t count, const std::function<bool(const Op&)>& take,
+                        const std::function<absl::Status(const Op&, cudaStream_t, int)>& launch) {
   used_ = 0;
-  issued_[0].clear(), issued_[1].clear();
-  if (two) {
-    // Where the other stream joins, in a recording above all.
-    ASSIGN_OR_RETURN(cudaEvent_t start, NextEvent());
-    RETURN_IF_ERROR(CudaStatus(cudaEventRecord(start, stream_[kChain]), "ordering the step's streams"));
-    RETURN_IF_ERROR(CudaStatus(cudaStreamWaitEvent(stream_[kBeside], start, 0), "ordering the step's streams"));
+  for (int lane = 0; lane < kNumLanes; ++lane) {
+    issued_[lane].clear();
+    std::fill(std::begin(waited_[lane]), std::end(waited_[lane]), 0);
+  }
+  // Where the other streams join, in a recording above all: only those that get an operation, or they would not come back.
+  bool uses[kNumLanes] = {};
+  for (size_t i = 0; i < count; ++i) uses[LaneOf(ops[i])] |= take(ops[i]);
+  for (int lane = kChain + 1; lane < kNumLanes; ++lane) {
+    if (uses[lane]) RETURN_IF_ERROR(Join(kChain, lane));
   }
   for (size_t i = 0; i < count; ++i) {
-    const int lane = two && ops[i].beside ? kBeside : kChain;
-    if (!two) {
-      RETURN_IF_ERROR(launch(ops[i], stream_[lane], lane));
-      continue;
-    }
+    if (!take(ops[i])) continue;
+    const int lane = LaneOf(ops[i]);
     std::vector<Range> ranges = RangesOf(ops[i]);
-    RETURN_IF_ERROR(WaitForOther(ranges, lane));
+    RETURN_IF_ERROR(WaitForOthers(ranges, lane));
     RETURN_IF_ERROR(launch(ops[i], stream_[lane], lane));
     ASSIGN_OR_RETURN(cudaEvent_t done, NextEvent());
     RETURN_IF_ERROR(CudaStatus(cudaEventRecord(done, stream_[lane]), "ordering the step's streams"));
     issued_[lane].push_back({done, std::move(ranges)});
   }
-  if (two) {
-    ASSIGN_OR_RETURN(cudaEvent_t end, NextEvent());
-    RETURN_IF_ERROR(CudaStatus(cudaEventRecord(end, stream_[kBeside]), "ordering the step's streams"));
-    RETURN_IF_ERROR(CudaStatus(cudaStreamWaitEvent(stream_[kChain], end, 0), "ordering the step's streams"));
+  for (int lane = kChain + 1; lane < kNumLanes; ++lane) {
+    if (uses[lane]) RETURN_IF_ERROR(Join(lane, kChain));
   }
   return absl::OkStatus();
 }

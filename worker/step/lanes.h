@@ -1,6 +1,7 @@
-// Two streams for one list of operations: the chain, and beside it what nobody waits for (Op::beside: weight gradients and
-// sums). An operation waits for those of the other stream that it shares memory with, as the plan's tensors lie in the
-// arenas; within a stream order is order. So results are those of one stream, bit for bit.
+// Three streams for one list of operations: the chain; beside it what nobody waits for (Op::beside: weight gradients and
+// sums); and the all-reduces, each as soon as its bucket is ready. An operation waits for those of the other streams that it
+// shares memory with, as the plan's tensors lie in the arenas; within a stream order is order. So results are those of one
+// stream, bit for bit.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -16,16 +17,19 @@ namespace hierad {
 
 class Lanes {
  public:
-  enum Lane { kChain, kBeside };
+  enum Lane { kChain, kBeside, kReductions, kNumLanes };
 
-  // The streams outlive this; the same stream twice: nothing runs beside anything.
-  Lanes(const Plan& plan, cudaStream_t chain, cudaStream_t beside) : plan_(plan), stream_{chain, beside} {}
+  // The streams outlive this; the same stream twice: nothing runs beside anything there.
+  Lanes(const Plan& plan, cudaStream_t chain, cudaStream_t beside, cudaStream_t reductions)
+      : plan_(plan), stream_{chain, beside, reductions} {}
   ~Lanes();
   Lanes(const Lanes&) = delete;
   Lanes& operator=(const Lanes&) = delete;
 
-  // Enqueues the first `count` operations through `launch(op, stream, lane)`; when the chain goes on, all of them are over.
-  absl::Status Run(const std::vector<Op>& ops, size_t count, const std::function<absl::Status(const Op&, cudaStream_t, int lane)>& launch);
+  // Enqueues the first `count` operations that `take` wants through `launch(op, stream, lane)`; when the chain goes on, all of
+  // them are over.
+  absl::Status Run(const std::vector<Op>& ops, size_t count, const std::function<bool(const Op&)>& take,
+                   const std::function<absl::Status(const Op&, cudaStream_t, int lane)>& launch);
 
  private:
   struct Range {
@@ -37,17 +41,19 @@ class Lanes {
     cudaEvent_t done;
     std::vector<Range> ranges;
   };
+  int LaneOf(const Op& op) const;
   std::vector<Range> RangesOf(const Op& op) const;
   static bool Meet(const std::vector<Range>& a, const std::vector<Range>& b);
-  absl::Status WaitForOther(const std::vector<Range>& ranges, int lane);
+  absl::Status WaitForOthers(const std::vector<Range>& ranges, int lane);
+  absl::Status Join(int from, int to);
   absl::StatusOr<cudaEvent_t> NextEvent();
 
   const Plan& plan_;
-  const cudaStream_t stream_[2];
+  const cudaStream_t stream_[kNumLanes];
   std::vector<cudaEvent_t> events_;
   size_t used_ = 0;
-  // Of each lane: what the other has not waited for yet.
-  std::vector<Issued> issued_[2];
+  std::vector<Issued> issued_[kNumLanes];
+  size_t waited_[kNumLanes][kNumLanes] = {};   // [lane][other]: operations of the other that the lane has waited for
 };
 
 }  // namespace hierad

@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -17,6 +18,7 @@
 #include "hierad/v1/job.pb.h"
 #include "worker/comm/communicator.h"
 #include "worker/data/loader.h"
+#include "worker/metrics/reconstruction.h"
 
 namespace hierad {
 
@@ -26,6 +28,7 @@ struct TrainState {
   int64_t updates = 0;           // AdamW's t: updates made (skipped ones do not count)
   int64_t nan_steps_in_row = 0;
   std::vector<float> parameters, exp_avg, exp_avg_sq;   // flat_size each
+  std::vector<float> ema;        // average of the parameters (optimizer.ema_decay); empty: none
 };
 
 // Raised by any rank, seen by all at the same step: they ride in the gradients' all-reduce.
@@ -35,10 +38,25 @@ struct StepSignals {
 };
 
 struct StepResult {
+  int64_t step = 0;          // 1-based
   double loss = 0;           // global mean over real masked elements (classify: samples)
   double grad_norm = 0;      // global, before clipping
   bool skipped = false;      // non-finite loss or gradient: no update
+  int64_t nan_in_row = 0;    // skipped steps in a row, this one included
+  // step.on_nan is stop, or step.max_nan_steps are reached: nothing changes from this step on, whatever is run, until a
+  // state is loaded.
+  bool halted = false;
   StepSignals signals;       // OR over the ranks
+  // Of the device, by its own clock, in seconds; idle: between the step before and this one. Not told by every mode.
+  struct Times { double idle_s, forward_s, backward_s, communication_s, optimizer_s; };
+  std::optional<Times> times;
+};
+
+// The training state as it was after some step. May be read by another thread while the next steps run; goes before its step.
+class StateSnapshot {
+ public:
+  virtual ~StateSnapshot() = default;
+  virtual absl::StatusOr<TrainState> Read() = 0;
 };
 
 // Memory for batches that a step copies to its device: pinned for a GPU; for a CPU both are empty: the loader's own.
@@ -54,6 +72,7 @@ struct StepOptions {
   int threads = 1;           // compute threads (CPU)
   bool tune = false;         // fused on a GPU: time the candidates of every matrix product and keep the fastest
   bool beside = true;        // fused on a GPU: weight gradients on a second stream
+  int64_t bucket_elements = 0;   // fused: PlanOptions::bucket_elements; 0: its default
 };
 
 // One thread uses a step.
@@ -65,12 +84,24 @@ class Step {
   virtual absl::Status Initialize() = 0;
   virtual absl::Status Load(const TrainState& state) = 0;
   virtual absl::StatusOr<TrainState> Save() = 0;
+  // The state after the Runs so far, without waiting for them. One at a time: the one before has gone.
+  virtual absl::StatusOr<std::unique_ptr<StateSnapshot>> Snapshot();
+  // A hash of the parameters, the same where they are the same bit for bit. Waits for the Runs so far.
+  virtual absl::StatusOr<uint64_t> ParameterHash();
 
   // One optimizer step over spec.step.accumulation micro-batches. `real_samples`: of the whole step over all ranks, the
-  // divisor of the loss. `lr`: of this step. Non-finite: no update, `skipped`; REASON_NUMERICS once step.on_nan or
-  // step.max_nan_steps says so. Micro-batches without a real sample are passed over.
-  virtual absl::StatusOr<StepResult> Run(absl::Span<const MicroBatch> micro_batches, int64_t real_samples, double lr,
-                                         StepSignals signals) = 0;
+  // divisor of the loss. `lr`: of this step. Micro-batches without a real sample are passed over. On a GPU it returns when
+  // the step is enqueued and its batches' memory is free again; what came of it is told by Take.
+  virtual absl::Status Run(absl::Span<const MicroBatch> micro_batches, int64_t real_samples, double lr, StepSignals signals) = 0;
+  // Of the first step whose result was not taken: waits until it is there.
+  virtual absl::StatusOr<StepResult> Take() = 0;
+  // Steps that may be under way while the next is prepared; taking a step's result only so many Runs later never makes the
+  // device wait. 0: Run returns when the step is over.
+  virtual int records_behind() const { return 0; }
+  // Results that were overwritten before they were taken.
+  virtual int64_t records_lost() const { return 0; }
+  absl::StatusOr<StepResult> RunAndTake(absl::Span<const MicroBatch> micro_batches, int64_t real_samples, double lr, StepSignals signals);
+
   // Before a Run: the first micro-batch of the Run after it. Its copy to the device then hides behind that step. The memory
   // stays as it is until the later Run returns; a later Run with another batch copies anew.
   virtual void Prefetch(const MicroBatch&) {}
@@ -82,9 +113,20 @@ class Step {
   // Classify: what the head sees, the norm of the mean.
   virtual absl::StatusOr<std::vector<float>> Features(const MicroBatch& batch) = 0;
 
+  // Task mae, 1-D and 2-D: the real samples of `batch` with what is predicted for their removed mask units, drawn as for
+  // Evaluate. With model.norm_target the prediction is put back to each patch's own mean and variance. Unimplemented where
+  // the mode does not tell (fused).
+  virtual absl::StatusOr<Reconstruction> Reconstruct(const MicroBatch&) {
+    return absl::UnimplementedError("step.mode fused draws no pictures; the other modes do");
+  }
   virtual int64_t peak_memory_bytes() const { return 0; }   // GPU: of torch's allocator; CPU: of the process
   virtual std::string Describe() const = 0;   // mode, device, precision, attention backend: one line for the log
 };
+
+// FNV-1a of the bits.
+uint64_t HashOf(const std::vector<float>& values);
+// Non-finite steps in a row that halt a run.
+int64_t NanLimit(const v1::StepSpec& step);
 
 // The step that spec.step.mode names. `communicator` outlives the step.
 absl::StatusOr<std::unique_ptr<Step>> MakeStep(const StepOptions& options, const Geometry& geometry,

@@ -3,6 +3,7 @@
 
 #include <cmath>
 #include <limits>
+#include <map>
 #include <memory>
 #include <numeric>
 #include <string>
@@ -51,7 +52,7 @@ struct Rig {
   }
 
   StepResult Run(std::vector<MicroBatch> batches, int64_t real, StepSignals signals = {}) {
-    auto result = step->Run(batches, real, 1e-3, signals);
+    auto result = step->RunAndTake(batches, real, 1e-3, signals);
     EXPECT_TRUE(result.ok()) << result.status();
     return result.ok() ? *result : StepResult{};
   }
@@ -175,10 +176,19 @@ TEST_P(StepTest, ANonFiniteStepChangesNothingAndIsCounted) {
   EXPECT_EQ(rig.step->Save()->nan_steps_in_row, 0);
   rig.Run({bad}, 2);
   rig.Run({bad}, 2);
-  const auto third = rig.step->Run(std::vector<MicroBatch>{bad}, 2, 1e-3, {});
-  ASSERT_FALSE(third.ok());
-  EXPECT_EQ(ReasonOf(third.status()), v1::REASON_NUMERICS);
-  EXPECT_THAT(std::string(third.status().message()), AllOf(HasSubstr("step 6"), HasSubstr("3 such steps in a row")));
+  const auto third = rig.step->RunAndTake(std::vector<MicroBatch>{bad}, 2, 1e-3, {});
+  ASSERT_TRUE(third.ok()) << third.status();
+  EXPECT_TRUE(third->halted);
+  EXPECT_EQ(third->nan_in_row, 3);
+  EXPECT_EQ(third->step, 6);
+  // From here on nothing changes, whatever comes, until a state is loaded.
+  const TrainState halted = *rig.step->Save();
+  EXPECT_TRUE(rig.Run({rig.Batch(4, 2, 2)}, 2).skipped);
+  EXPECT_EQ(rig.step->Save()->parameters, halted.parameters);
+  EXPECT_EQ(rig.step->Save()->updates, halted.updates);
+  ASSERT_TRUE(rig.step->Load(halted).ok());
+  EXPECT_FALSE(rig.Run({rig.Batch(4, 2, 2)}, 2).skipped);
+  EXPECT_NE(rig.step->Save()->parameters, halted.parameters);
 }
 
 TEST_P(StepTest, OnNanStopEndsAtOnce) {
@@ -187,9 +197,7 @@ TEST_P(StepTest, OnNanStopEndsAtOnce) {
   Rig rig(job);
   const MicroBatch bad = rig.Batch(0, 1, 1);
   rig.memory.back()->x[0] = std::numeric_limits<float>::quiet_NaN();
-  const auto result = rig.step->Run(std::vector<MicroBatch>{bad}, 1, 1e-3, {});
-  ASSERT_FALSE(result.ok());
-  EXPECT_EQ(ReasonOf(result.status()), v1::REASON_NUMERICS);
+  EXPECT_TRUE(rig.Run({bad}, 1).halted);
 }
 
 TEST_P(StepTest, SignalsComeBack) {
@@ -260,6 +268,56 @@ TEST(StepModesTest, AllModesTakeTheSamePath) {
   }
 }
 
+// What is drawn is what the loss sees: the squared errors of the drawn predictions are Evaluate's numerator.
+TEST(StepModesTest, PicturesAreTheLossMadeVisible) {
+  for (const int dims : {1, 2}) {
+    for (const char* mode : {"eager", "optimized"}) {
+      for (const bool norm : {false, true}) {
+        SCOPED_TRACE(testing::Message() << dims << "-D " << mode << (norm ? ", normalised" : ""));
+        v1::JobSpec job = Job(mode, 4);
+        *job.mutable_model() = SmallModel(dims);
+        job.mutable_model()->set_norm_target(norm);
+        Rig rig(job);
+        const MicroBatch batch = rig.Batch(0, 3, 4);
+        const auto r = rig.step->Reconstruct(batch);
+        ASSERT_TRUE(r.ok()) << r.status();
+        ASSERT_EQ(r->samples, 3);
+        const int64_t size = rig.sample_size, extent = size / r->channels;
+        const Geometry& g = rig.geometry;
+        double numerator = 0;
+        for (int64_t s = 0; s < 3; ++s) {
+          // Patches: of a signal a stretch of pred_stride points, of an image a square; all channels of it.
+          std::map<int64_t, std::vector<int64_t>> patches;
+          for (int64_t i = 0; i < size; ++i) {
+            EXPECT_EQ(r->input[s * size + i], batch.x_BCS[s * size + i]);
+            if (r->masked[s * size + i] == 0) EXPECT_EQ(r->predicted[s * size + i], r->input[s * size + i]);
+            const int64_t at = i % extent;
+            const int64_t patch = dims == 1 ? at / g.pred_stride
+                                            : at / g.input_size[1] / g.pred_stride * 1000 + at % g.input_size[1] / g.pred_stride;
+            patches[patch].push_back(s * size + i);
+          }
+          int64_t removed = 0;
+          for (const auto& [patch, elements] : patches) {
+            double mean = 0, variance = 0, error = 0;
+            for (const int64_t e : elements) mean += r->input[e] / double(elements.size());
+            for (const int64_t e : elements) variance += (r->input[e] - mean) * (r->input[e] - mean) / double(elements.size() - 1);
+            for (const int64_t e : elements) {
+              EXPECT_EQ(r->masked[e], r->masked[elements[0]]) << "a patch is removed or kept as a whole";
+              error += std::pow(double(r->predicted[e]) - r->input[e], 2);
+            }
+            removed += r->masked[elements[0]] != 0;
+            numerator += norm ? error / (variance + 1e-6) : error;
+          }
+          EXPECT_EQ(removed, (g.num_mask_units - g.num_kept) * g.mask_unit_final_tokens);
+        }
+        const auto sum = rig.step->Evaluate(batch);
+        ASSERT_TRUE(sum.ok());
+        EXPECT_NEAR(numerator, sum->numerator, 1e-3 * sum->numerator);
+      }
+    }
+  }
+}
+
 TEST(StepModesTest, Bf16Trains) {
   v1::JobSpec job = Job("optimized", 4);
   job.mutable_step()->set_precision("bf16");
@@ -275,7 +333,7 @@ TEST(StepModesTest, LabelsOutOfRangeAreDataErrors) {
   Rig rig(Job("optimized", 2, 1, "classify"));
   const MicroBatch batch = rig.Batch(0, 2, 2);
   rig.memory.back()->labels[1] = 7;
-  const auto result = rig.step->Run(std::vector<MicroBatch>{batch}, 2, 1e-3, {});
+  const auto result = rig.step->RunAndTake(std::vector<MicroBatch>{batch}, 2, 1e-3, {});
   ASSERT_FALSE(result.ok());
   EXPECT_EQ(ReasonOf(result.status()), v1::REASON_DATA_ERROR);
   EXPECT_THAT(std::string(result.status().message()), AllOf(HasSubstr("label 7"), HasSubstr("0 to 2")));

@@ -2,6 +2,8 @@
 // All-reduce, norm, clipping and AdamW are outside the record and work on the flat buffers.
 #include <algorithm>
 #include <cmath>
+#include <deque>
+#include <optional>
 #include <utility>
 
 #include <ATen/ATen.h>
@@ -13,8 +15,8 @@
 #include "worker/model/hiera.h"
 #include "worker/model/initialize.h"
 #include "worker/optim/adamw.h"
+#include "worker/optim/muon.h"
 #include "worker/step/accelerator.h"
-#include "worker/step/numerics.h"
 #include "worker/step/staging.h"
 #include "worker/step/step.h"
 #include "worker/step/torch_status.h"
@@ -39,6 +41,11 @@ class TorchStep : public Step {
         adamw_(table, spec_.optimizer(), weights_.parameters, weights_.gradients),
         staging_(geometry, spec_, *accelerator_),
         results_(accelerator_->HostBuffer({kTailSize + 1}, at::kFloat)) {
+    if (spec_.optimizer().ema_decay() > 0) ema_ = at::zeros({table.flat_size}, adamw_.exp_avg.options());
+    if (spec_.optimizer().name() == "muon") {
+      muon_.emplace(table, spec_.optimizer(), weights_.parameters, weights_.gradients, adamw_.exp_avg,
+                    spec_.step().precision() == "bf16" ? at::kBFloat16 : at::kFloat);
+    }
     description_ = absl::StrCat(spec_.step().mode(), " on ", accelerator_->name(),
                                 options.cuda ? "" : absl::StrCat(", ", options.threads, " threads"), ", ",
                                 spec_.step().precision(), ", attention ", mode == Mode::kEager ? "math (5-D)" : attention);
@@ -67,17 +74,20 @@ class TorchStep : public Step {
       copy(weights_.parameters, state.parameters);
       copy(adamw_.exp_avg, state.exp_avg);
       copy(adamw_.exp_avg_sq, state.exp_avg_sq);
+      if (ema_.defined()) copy(ema_, state.ema.empty() ? state.parameters : state.ema);
       weights_.RefreshComputeCopy();
       accelerator_->Synchronize();
       step_ = state.step;
       updates_ = state.updates;
       nan_steps_in_row_ = state.nan_steps_in_row;
+      halted_ = false;
+      results_ready_.clear();
       return absl::OkStatus();
     });
   }
 
   absl::StatusOr<TrainState> Save() override {
-    TrainState state{step_, updates_, nan_steps_in_row_, {}, {}, {}};
+    TrainState state{step_, updates_, nan_steps_in_row_, {}, {}, {}, {}};
     RETURN_IF_ERROR(Inside("saving the state", [&] {
       auto copy = [&](std::vector<float>* to, const at::Tensor& from) {
         to->resize(table_.flat_size);
@@ -86,43 +96,69 @@ class TorchStep : public Step {
       copy(&state.parameters, weights_.parameters);
       copy(&state.exp_avg, adamw_.exp_avg);
       copy(&state.exp_avg_sq, adamw_.exp_avg_sq);
+      if (ema_.defined()) copy(&state.ema, ema_);
       return absl::OkStatus();
     }));
     return state;
   }
 
-  absl::StatusOr<StepResult> Run(absl::Span<const MicroBatch> micro_batches, int64_t real_samples, double lr,
-                                 StepSignals signals) override {
+  absl::Status Run(absl::Span<const MicroBatch> micro_batches, int64_t real_samples, double lr, StepSignals signals) override {
     StepResult result;
+    StepResult::Times times{};   // idle: none is under way beside it, so that nothing is hidden
     RETURN_IF_ERROR(Inside(absl::StrCat("step ", step_ + 1), [&]() -> absl::Status {
       // A record adds to what is there, the first time too.
       const bool captured = mode_ == Mode::kGraphSafe && accelerator_->captures();
       const bool any = std::any_of(micro_batches.begin(), micro_batches.end(), [](const MicroBatch& b) { return b.real > 0; });
       weights_.BeginStep(/*overwrite=*/any && !captured);
       const double weight = 1.0 / (double(std::max<int64_t>(1, real_samples)) * double(model_.loss_elements()));
+      int passes = 0;
       for (size_t i = 0; i < micro_batches.size(); ++i) {
-        if (micro_batches[i].real > 0) RETURN_IF_ERROR(ForwardBackward(int(i), micro_batches[i], weight));
+        if (micro_batches[i].real == 0) continue;
+        RETURN_IF_ERROR(ForwardBackward(int(i), micro_batches[i], weight));
+        ++passes;
+        if (accelerator_->device().is_cpu()) AddPassTimes(1, &times);
       }
+      if (passes == 0) accelerator_->Mark(Moment::kBackwardDone);
       at::Tensor tail = weights_.gradients.narrow(0, table_.flat_size, kTailSize);
       if (signals.stop) tail[kStop].fill_(1);
       if (signals.checkpoint) tail[kCheckpoint].fill_(1);
       RETURN_IF_ERROR(communicator_.AllReduceSum(weights_.gradients.mutable_data_ptr<float>(),
                                                  table_.flat_size + kTailSize, accelerator_->stream()));
+      accelerator_->Mark(Moment::kReduced);
       const at::Tensor norm = GradientNorm();
       Update(tail, norm, lr);
       results_.copy_(at::cat({tail, norm.view({1})}), /*non_blocking=*/true);
+      accelerator_->Mark(Moment::kUpdated);
       accelerator_->Synchronize();
+      // Of several passes on a GPU only the last one's moments are left; they are alike.
+      if (!accelerator_->device().is_cpu() && passes > 0) AddPassTimes(passes, &times);
+      times.communication_s = communicator_.size() > 1 ? accelerator_->Between(Moment::kBackwardDone, Moment::kReduced) : 0;
+      times.optimizer_s = accelerator_->Between(Moment::kReduced, Moment::kUpdated);
       return communicator_.CheckAsync();
     }));
     const float* values = results_.const_data_ptr<float>();
     result.loss = values[kLoss];
     result.grad_norm = values[kTailSize];
-    result.skipped = !std::isfinite(values[kLoss]) || !std::isfinite(values[kTailSize]);
+    const bool finite = std::isfinite(values[kLoss]) && std::isfinite(values[kTailSize]);
+    result.skipped = halted_ || !finite;
     result.signals = {values[kStop] > 0, values[kCheckpoint] > 0};
-    ++step_;
+    result.step = ++step_;
+    result.times = times;
     if (!result.skipped) ++updates_;
-    nan_steps_in_row_ = result.skipped ? nan_steps_in_row_ + 1 : 0;
-    RETURN_IF_ERROR(CheckNumerics(spec_, result, step_, nan_steps_in_row_, lr));
+    if (!halted_) {
+      nan_steps_in_row_ = finite ? 0 : nan_steps_in_row_ + 1;
+      halted_ = nan_steps_in_row_ >= NanLimit(spec_.step());
+    }
+    result.nan_in_row = nan_steps_in_row_;
+    result.halted = halted_;
+    results_ready_.push_back(result);
+    return absl::OkStatus();
+  }
+
+  absl::StatusOr<StepResult> Take() override {
+    if (results_ready_.empty()) return ErrorOf(v1::REASON_INTERNAL, "a result was asked for, but every step's was taken.");
+    const StepResult result = results_ready_.front();
+    results_ready_.pop_front();
     return result;
   }
 
@@ -150,6 +186,29 @@ class TorchStep : public Step {
     return features;
   }
 
+  absl::StatusOr<Reconstruction> Reconstruct(const MicroBatch& batch) override {
+    const Geometry& g = model_.geometry();
+    if (g.spec.task() != "mae" || g.dims > 2) return absl::UnimplementedError("only 1-D and 2-D auto-encoders have pictures");
+    Reconstruction r;
+    r.samples = batch.real;
+    r.channels = g.spec.in_chans();
+    r.size = g.input_size;
+    if (batch.real == 0) return r;
+    RETURN_IF_ERROR(Inside("drawing pictures", [&]() -> absl::Status {
+      ASSIGN_OR_RETURN(const BatchTensors tensors, staging_.Load(0, batch, Staging::Use::kEvaluate, 1.0, batch.real));
+      const ReconstructResult result = model_.Reconstruct(tensors, rewrite());
+      const int64_t elements = tensors.x.numel();
+      r.input.resize(elements);
+      r.predicted.resize(elements);
+      r.masked.resize(elements);
+      at::from_blob(r.input.data(), {elements}).copy_(tensors.x.reshape({-1}));
+      at::from_blob(r.predicted.data(), {elements}).copy_(result.predicted.reshape({-1}));
+      at::from_blob(r.masked.data(), {elements}, at::kByte).copy_(result.masked.reshape({-1}));
+      return absl::OkStatus();
+    }));
+    return r;
+  }
+
   std::string Describe() const override { return description_; }
   int64_t peak_memory_bytes() const override { return accelerator_->peak_memory_bytes(); }
 
@@ -165,6 +224,13 @@ class TorchStep : public Step {
     return caught.ok() ? status : caught;
   }
 
+  using Moment = Accelerator::Moment;
+
+  void AddPassTimes(int passes, StepResult::Times* times) const {
+    times->forward_s += passes * accelerator_->Between(Moment::kBegin, Moment::kForwardDone);
+    times->backward_s += passes * accelerator_->Between(Moment::kForwardDone, Moment::kBackwardDone);
+  }
+
   Rewrite rewrite() const { return mode_ == Mode::kEager ? Rewrite::kEager : Rewrite::kOptimized; }
 
   absl::Status ForwardBackward(int micro_batch, const MicroBatch& batch, double weight) {
@@ -173,15 +239,18 @@ class TorchStep : public Step {
     ASSIGN_OR_RETURN(const BatchTensors tensors,
                      staging_.Load(micro_batch, batch, Staging::Use::kTrain, weight, rows));
     auto body = [&] {
+      accelerator_->Mark(Moment::kBegin);
       weights_.BeginBackward();
       at::Tensor loss;
       {
         const c10::AutoGradMode record(true);
         loss = model_.Forward(tensors, {.rewrite = rewrite()}).loss;
+        accelerator_->Mark(Moment::kForwardDone);
         loss.backward();
       }
       weights_.EndBackward();
       weights_.gradients[table_.flat_size + kLoss].add_(loss.detach());
+      accelerator_->Mark(Moment::kBackwardDone);
     };
     if (mode_ != Mode::kGraphSafe || !accelerator_->captures()) {
       body();
@@ -216,8 +285,13 @@ class TorchStep : public Step {
   void Update(const at::Tensor& tail, const at::Tensor& norm, double lr) {
     const double clip = spec_.optimizer().clip_norm();
     const at::Tensor divisor = clip > 0 ? ((norm + 1e-6) / clip).clamp_min(1.0) : at::ones_like(norm);
-    const at::Tensor skip = at::isfinite(norm).logical_and(at::isfinite(tail[kLoss])).logical_not().to(at::kFloat);
+    const at::Tensor skip = halted_ ? at::ones_like(norm) : at::isfinite(norm).logical_and(at::isfinite(tail[kLoss])).logical_not().to(at::kFloat);
     adamw_.Update(updates_ + 1, lr, divisor, skip);
+    if (muon_.has_value()) muon_->Update(lr, divisor, skip);
+    if (ema_.defined()) {
+      const at::Tensor averaged = at::lerp(ema_, weights_.parameters.narrow(0, 0, table_.flat_size), 1 - spec_.optimizer().ema_decay());
+      ema_.copy_(at::where(skip.to(at::kBool), ema_, averaged));
+    }
     weights_.RefreshComputeCopy();
   }
 
@@ -229,9 +303,12 @@ class TorchStep : public Step {
   Weights weights_;
   Hiera model_;
   AdamW adamw_;
+  at::Tensor ema_;             // undefined: none is kept
+  std::optional<Muon> muon_;   // its momentum is AdamW's exp_avg
   Staging staging_;
   at::Tensor results_;   // host: tail and norm
-  bool captured_ = false;
+  std::deque<StepResult> results_ready_;
+  bool captured_ = false, halted_ = false;
   int64_t step_ = 0, updates_ = 0, nan_steps_in_row_ = 0;
   std::string description_;
 };

@@ -38,7 +38,7 @@ void SumParts(const S* parts, S* grad, int64_t cols, int64_t num_parts, bool acc
 // Writes the whole record of the step, counters included: AdamW only reads it.
 template <typename S>
 void GradientNorm(const StepScalars& scalars, const S* gradients, const double* loss_partials, StepRecord* record,
-                  int64_t size, int64_t batch) {
+                  int64_t size, int64_t batch, bool own_signals) {
   double squares = 0, numerator = 0;
   for (int64_t i = 0; i < size; ++i) squares += double(gradients[i]) * double(gradients[i]);
   for (int64_t b = 0; b < batch; ++b) numerator += loss_partials[b];
@@ -47,9 +47,14 @@ void GradientNorm(const StepScalars& scalars, const S* gradients, const double* 
   record->loss = numerator * scalars.loss_weight;
   record->grad_norm = std::sqrt(squares);
   record->lr = scalars.lr;
-  record->skipped = std::isfinite(record->loss) && std::isfinite(record->grad_norm) ? 0 : 1;
-  record->nan_in_row = record->skipped != 0 ? record->nan_in_row + 1 : 0;
+  const bool finite = std::isfinite(record->loss) && std::isfinite(record->grad_norm);
+  record->skipped = finite && record->halted == 0 ? 0 : 1;
+  if (record->halted == 0) {
+    record->nan_in_row = finite ? 0 : record->nan_in_row + 1;
+    record->halted = scalars.nan_limit > 0 && record->nan_in_row >= scalars.nan_limit ? 1 : 0;
+  }
   record->updates += record->skipped != 0 ? 0 : 1;
+  if (own_signals) record->signals = scalars.signals;
 }
 
 }  // namespace hierad::reference

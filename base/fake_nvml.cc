@@ -1,4 +1,4 @@
-// Stands for libnvidia-ml.so.1 in slots_test: two cards, of which HIERAD_FAKE_NVML_BROKEN names one that does not answer.
+// Stands for libnvidia-ml.so.1 in tests: two cards, of which HIERAD_FAKE_NVML_BROKEN names one that does not answer.
 #include <cstdlib>
 #include <cstring>
 
@@ -35,6 +35,35 @@ int nvmlDeviceGetUUID(void* device, char* text, unsigned size) {
 int nvmlDeviceGetName(void*, char* text, unsigned size) {
   std::strncpy(text, "Imaginary 9000", size);
   return 0;
+}
+int nvmlSystemGetDriverVersion(char* text, unsigned size) {
+  std::strncpy(text, "580.82.07", size);
+  return 0;
+}
+int nvmlSystemGetCudaDriverVersion_v2(int* version) {
+  *version = 13000;
+  return 0;
+}
+int nvmlDeviceGetClockInfo(void*, int, unsigned* mhz) {
+  *mhz = 345;
+  return 0;
+}
+int nvmlDeviceGetMaxClockInfo(void*, int, unsigned* mhz) {
+  *mhz = 1980;
+  return 0;
+}
+// The second card is hot and has no ECC; its errors it does not tell.
+int nvmlDeviceGetCurrentClocksThrottleReasons(void* device, unsigned long long* bits) {
+  *bits = *static_cast<int*>(device) == 0 ? 1 : 0x20;
+  return 0;
+}
+int nvmlDeviceGetEccMode(void* device, unsigned* now, unsigned* pending) {
+  *now = *pending = *static_cast<int*>(device) == 0 ? 1 : 0;
+  return 0;
+}
+int nvmlDeviceGetTotalEccErrors(void* device, int, int, unsigned long long* errors) {
+  *errors = 3;
+  return *static_cast<int*>(device) == 0 ? 0 : 3;
 }
 int nvmlDeviceGetMemoryInfo(void*, Memory* memory) {
   *memory = {96ull << 30, 95ull << 30, 1ull << 30};

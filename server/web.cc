@@ -1,0 +1,193 @@
+#include "server/web.h"
+
+#include <civetweb.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <fstream>
+#include <map>
+#include <sstream>
+
+#include "absl/strings/numbers.h"
+#include "absl/strings/str_cat.h"
+#include "base/fs.h"
+#include "base/limits.h"
+#include "base/status.h"
+#include "base/text.h"
+#include "server/await.h"
+#include "server/config.h"
+#include "server/job_log.h"
+#include "server/web_json.h"
+#include "server/web_page.h"
+
+namespace hierad {
+namespace {
+
+constexpr int64_t kPoints = 600;        // of a curve: more than it has pixels
+constexpr uint64_t kLogLines = 300;
+constexpr size_t kLogBytes = 128 << 10;
+
+WebAnswer JsonAnswer(const nlohmann::json& json) { return {200, "application/json", WebText(json)}; }
+WebAnswer Refusal(int code, const std::string& sentence) { return {code, "text/plain; charset=utf-8", sentence + "\n"}; }
+WebAnswer Refusal(const absl::Status& status) {
+  const int code = absl::IsNotFound(status) ? 404 : absl::IsInvalidArgument(status) ? 400 : absl::IsUnavailable(status) ? 503 : 500;
+  return Refusal(code, std::string(status.message()));
+}
+
+WebAnswer AnswerOverview(const WebSources& s) {
+  v1::ListRequest request;
+  request.set_limit(limits::kListLimit);
+  auto jobs = Await<v1::ListReply>([&](auto reply) { s.coordinator->List(request, "", reply); });
+  if (!jobs.ok()) return Refusal(jobs.status());
+  auto nodes = Await<v1::NodesReply>([&](auto reply) { s.coordinator->Nodes(reply); });
+  if (!nodes.ok()) return Refusal(nodes.status());
+  nlohmann::json list = nlohmann::json::array(), places = nlohmann::json::array(), counts = nlohmann::json::object();
+  for (const v1::Job& job : jobs->jobs()) {
+    list.push_back(WebSummary(job));
+    auto& count = counts[v1::JobState_Name(job.state())];
+    count = count.is_null() ? 1 : count.get<int64_t>() + 1;
+  }
+  int64_t slots = 0, busy = 0;
+  for (const v1::Node& node : nodes->nodes()) {
+    places.push_back(WebNode(node));
+    for (const v1::SlotUse& use : node.slots()) {
+      ++slots;
+      busy += use.job_id() != 0;
+    }
+  }
+  return JsonAnswer({{"jobs", std::move(list)}, {"nodes", std::move(places)}, {"totals", {{"jobs", std::move(counts)}, {"slots", slots}, {"slots_busy", busy}}}});
+}
+
+WebAnswer AnswerMetrics(const WebSources& s, const v1::Job& job) {
+  if (s.history == nullptr) return JsonAnswer(WebPoints({}));
+  auto steps = s.history->Read(job.id(), {});
+  if (!steps.ok()) return Refusal(steps.status());
+  // Each `every`-th of what there is, and the newest.
+  const int64_t every = std::max<int64_t>(1, (int64_t(steps->steps.size()) + kPoints - 1) / kPoints);
+  HistorySteps few;
+  for (size_t i = 0; i < steps->steps.size(); ++i) {
+    if (int64_t(i) % every == 0 || i + 1 == steps->steps.size()) few.steps.push_back(std::move(steps->steps[i]));
+  }
+  return JsonAnswer(WebPoints(few));
+}
+
+WebAnswer AnswerLog(const v1::Job& job, const std::string& query) {
+  int rank = 0;
+  for (const std::string& part : Split(query, '&')) {
+    if (part.rfind("rank=", 0) == 0 && !absl::SimpleAtoi(part.substr(5), &rank)) rank = -1;
+  }
+  if (rank < 0 || rank >= job.spec().resources().ranks()) return Refusal(400, absl::StrCat("rank: job ", job.id(), " has ranks 0 to ", job.spec().resources().ranks() - 1));
+  JobLog log(JoinPath(job.run_folder(), absl::StrCat("rank-", rank, ".log")), kLogLines);
+  std::string text;
+  while (true) {
+    auto chunk = log.Read();
+    if (!chunk.ok() && absl::IsNotFound(chunk.status())) break;
+    if (!chunk.ok()) return Refusal(chunk.status());
+    if (chunk->empty()) break;
+    text += *chunk;
+    if (text.size() > kLogBytes) text.erase(0, text.size() - kLogBytes);
+  }
+  return JsonAnswer({{"text", text}});
+}
+
+WebAnswer AnswerJob(const WebSources& s, const std::string& rest, const std::string& query) {
+  const size_t slash = rest.find('/');
+  const std::string number = rest.substr(0, slash), what = slash == std::string::npos ? "" : rest.substr(slash + 1);
+  uint64_t id = 0;
+  if (!absl::SimpleAtoi(number, &id)) return Refusal(404, absl::StrCat("\"", Printable(number, 40), "\" is not the number of a job"));
+  auto job = Await<v1::Job>([&](auto reply) { s.coordinator->Get(id, reply); });
+  if (!job.ok()) return Refusal(job.status());
+  if (what.empty()) return JsonAnswer(WebDetail(*job));
+  if (what == "metrics") return AnswerMetrics(s, *job);
+  if (what == "log") return AnswerLog(*job, query);
+  return Refusal(404, "there is no such page");
+}
+
+// The uid that owns the other end of a connection on this machine; -1: none found.
+int64_t PeerUid(int client_port, int server_port) {
+  for (const char* table : {"/proc/net/tcp", "/proc/net/tcp6"}) {
+    std::ifstream in(table);
+    std::string line;
+    std::getline(in, line);   // heading
+    while (std::getline(in, line)) {
+      // sl local_address rem_address st tx:rx tr:when retrnsmt uid ...
+      std::istringstream words(line);
+      std::string sl, local, remote, state, queues, timer, retransmit;
+      int64_t uid = -1;
+      if (!(words >> sl >> local >> remote >> state >> queues >> timer >> retransmit >> uid)) continue;
+      const auto port = [](const std::string& address) { return std::strtol(address.substr(address.find(':') + 1).c_str(), nullptr, 16); };
+      if (state == "01" && port(local) == client_port && port(remote) == server_port) return uid;
+    }
+  }
+  return -1;
+}
+
+bool IsOwnHost(const char* host) {
+  if (host == nullptr) return false;
+  const std::string text = host;
+  const size_t colon = text.rfind(':');
+  std::string name = colon != std::string::npos && text.find(']', colon) == std::string::npos ? text.substr(0, colon) : text;
+  if (name.size() > 2 && name.front() == '[') name = name.substr(1, name.size() - 2);
+  return IsLoopback(name);
+}
+
+int Send(mg_connection* connection, const WebAnswer& answer) {
+  const std::string head = absl::StrCat(
+      "HTTP/1.1 ", answer.code, answer.code == 200 ? " OK" : " Refused", "\r\nContent-Type: ", answer.type, "\r\nContent-Length: ", answer.body.size(),
+      "\r\nCache-Control: no-store\r\nX-Content-Type-Options: nosniff\r\nX-Frame-Options: DENY\r\nReferrer-Policy: no-referrer\r\n"
+      "Cross-Origin-Resource-Policy: same-origin\r\n"
+      "Content-Security-Policy: default-src 'none'; script-src 'self'; style-src 'self' 'unsafe-inline'; img-src data:; connect-src 'self'\r\n\r\n");
+  mg_write(connection, head.data(), head.size());
+  mg_write(connection, answer.body.data(), answer.body.size());
+  return answer.code;
+}
+
+int Handle(mg_connection* connection, void* data) {
+  const WebSources& sources = *static_cast<const WebSources*>(data);
+  const mg_request_info* request = mg_get_request_info(connection);
+  if (!IsOwnHost(mg_get_header(connection, "Host"))) return Send(connection, Refusal(403, "this page answers to the loopback only; ask for http://127.0.0.1:PORT/"));
+  if (std::string_view(request->request_method) != "GET") return Send(connection, Refusal(405, "this page only shows: GET"));
+  const int64_t uid = PeerUid(request->remote_port, request->server_port);
+  if (uid < 0 || !sources.may_read(static_cast<uid_t>(uid))) {
+    return Send(connection, Refusal(403, "this page is for the users who may use this hierad; ask its owner"));
+  }
+  return Send(connection, AnswerWeb(sources, request->local_uri != nullptr ? request->local_uri : "", request->query_string != nullptr ? request->query_string : ""));
+}
+
+}  // namespace
+
+WebAnswer AnswerWeb(const WebSources& sources, const std::string& path, const std::string& query) {
+  if (path == "/") return {200, "text/html; charset=utf-8", kWebPageHtml};
+  if (path == "/page.css") return {200, "text/css; charset=utf-8", kWebPageCss};
+  if (path == "/page.js") return {200, "text/javascript; charset=utf-8", kWebPageJs};
+  if (path == "/api/overview") return AnswerOverview(sources);
+  const std::string jobs = "/api/jobs/";
+  if (path.rfind(jobs, 0) == 0) return AnswerJob(sources, path.substr(jobs.size()), query);
+  return Refusal(404, "there is no such page");
+}
+
+absl::StatusOr<std::unique_ptr<WebServer>> WebServer::Start(const std::string& address, WebSources sources) {
+  ASSIGN_OR_RETURN(const HostPort parsed, ParseHostPort(address));
+  RETURN_IF_ERROR(CheckListen("web", parsed));
+  std::unique_ptr<WebServer> server(new WebServer(std::move(sources)));
+  const std::string threads = absl::StrCat(kThreads);
+  const char* options[] = {"listening_ports", address.c_str(), "num_threads", threads.c_str(), "request_timeout_ms", "10000",
+                           "enable_directory_listing", "no", nullptr};
+  mg_callbacks callbacks{};
+  callbacks.log_message = [](const mg_connection*, const char*) { return 1; };   // not to stderr in a form of its own
+  server->context_ = mg_start(&callbacks, nullptr, options);
+  if (server->context_ == nullptr) return absl::UnavailableError(absl::StrCat("web: cannot listen on ", Printable(address)));
+  mg_set_request_handler(server->context_, "/", Handle, const_cast<WebSources*>(&server->sources_));
+  return server;
+}
+
+WebServer::~WebServer() {
+  if (context_ != nullptr) mg_stop(context_);
+}
+
+int WebServer::port() const {
+  mg_server_port ports[4] = {};
+  return mg_get_server_ports(context_, 4, ports) > 0 ? ports[0].port : 0;
+}
+
+}  // namespace hierad

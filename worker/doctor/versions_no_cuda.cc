@@ -1,0 +1,7 @@
+#include "worker/doctor/doctor.h"
+
+namespace hierad {
+
+LibraryVersions BuiltWith() { return {}; }
+
+}  // namespace hierad

@@ -1,0 +1,78 @@
+// What goes around a step: the times by the device's clock, the record's way to the host, the tail of the gradients.
+#include "worker/kernels/device.cuh"
+#include "worker/kernels/kernels.h"
+
+namespace hierad::kernels {
+namespace {
+
+__global__ void Book(const StepScalars* s, StepRecord* record, int phase) {
+  if (s->train == 0) return;
+  uint64_t now;
+  asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(now));
+  if (record->marked_ns != 0) record->spent_ns[phase] += now - record->marked_ns;
+  record->marked_ns = now;
+}
+
+// The ring is the host's memory: what a reader must see in order is fenced for the whole system.
+__global__ void Publish(StepRecord* record, RecordSlot* ring) {
+  const uint64_t number = record->published + 1;
+  RecordSlot* slot = ring + (number - 1) % kRecordSlots;
+  volatile uint64_t* published = &slot->number;
+  if (threadIdx.x == 0) {
+    record->published = number;
+    *published = 0;
+    __threadfence_system();
+  }
+  __syncthreads();
+  static_assert(sizeof(StepRecord) % sizeof(uint64_t) == 0);
+  const auto* from = reinterpret_cast<const uint64_t*>(record);
+  auto* to = reinterpret_cast<volatile uint64_t*>(&slot->record);
+  for (unsigned i = threadIdx.x; i < sizeof(StepRecord) / sizeof(uint64_t); i += blockDim.x) to[i] = from[i];
+  __threadfence_system();
+  __syncthreads();
+  if (threadIdx.x < kNumStepPhases) record->spent_ns[threadIdx.x] = 0;
+  if (threadIdx.x == 0) *published = number;
+}
+
+// The high part of the numerator has 12 bits, so that its sum over ranks is exact.
+__global__ void Pack(const StepScalars* s, const double* loss_partials, float* tail, int batch) {
+  __shared__ double shared[32];
+  double numerator = 0;
+  for (int b = threadIdx.x; b < batch; b += blockDim.x) numerator += loss_partials[b];
+  numerator = BlockSum(numerator, shared);
+  if (threadIdx.x != 0) return;
+  const float high = __uint_as_float(__float_as_uint(float(numerator)) & ~0xFFFu);
+  tail[0] = high;
+  tail[1] = float(numerator - double(high));
+  tail[2] = s->signals & 1 ? 1.0f : 0.0f;
+  tail[3] = s->signals & 2 ? 1.0f : 0.0f;
+}
+
+__global__ void Unpack(const float* tail, double* loss_partials, StepRecord* record, int batch) {
+  for (int b = threadIdx.x; b < batch; b += blockDim.x) loss_partials[b] = b == 0 ? double(tail[0]) + double(tail[1]) : 0.0;
+  if (threadIdx.x == 0) record->signals = (tail[2] > 0 ? 1 : 0) | (tail[3] > 0 ? 2 : 0);
+}
+
+}  // namespace
+
+cudaError_t Mark(const StepScalars* scalars, StepRecord* record, StepPhase phase, cudaStream_t stream) {
+  Book<<<1, 1, 0, stream>>>(scalars, record, int(phase));
+  return cudaGetLastError();
+}
+
+cudaError_t PublishRecord(StepRecord* record, RecordSlot* ring, cudaStream_t stream) {
+  Publish<<<1, 32, 0, stream>>>(record, ring);
+  return cudaGetLastError();
+}
+
+cudaError_t PackTail(const StepScalars* scalars, const double* loss_partials, float* tail, int batch, cudaStream_t stream) {
+  Pack<<<1, 256, 0, stream>>>(scalars, loss_partials, tail, batch);
+  return cudaGetLastError();
+}
+
+cudaError_t UnpackTail(const float* tail, double* loss_partials, StepRecord* record, int batch, cudaStream_t stream) {
+  Unpack<<<1, 256, 0, stream>>>(tail, loss_partials, record, batch);
+  return cudaGetLastError();
+}
+
+}  // namespace hierad::kernels
