@@ -134,8 +134,9 @@ class WishesTest(cluster.ClusterTest):
         c = self.cluster
         points = os.path.join(c.folder, "points")
         os.mkdir(points)
+        agent = wait_for(c.agent_pid, "the agent is there", 20)
         c.stop_hierad()
-        os.kill(c.agent_pid(), signal.SIGKILL)
+        os.kill(agent, signal.SIGKILL)
         c.environment = {"HIERAD_FAILPOINTS": points}   # of hierad, agent and workers started from now on
         c.start()
         job_id, folder = self.running(every=20, steps=500)
