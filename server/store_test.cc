@@ -151,9 +151,9 @@ TEST_F(StoreTest, ListFiltersAndPages) {
     for (const JobRow& row : *rows) out.push_back(row.id);
     return out;
   };
-  EXPECT_THAT(ids({{}, 0, 3}), testing::ElementsAre(10, 9, 8));
-  EXPECT_THAT(ids({{}, 8, 2}), testing::ElementsAre(7, 6));
-  EXPECT_THAT(ids({{v1::QUEUED}, 0, 100}), testing::ElementsAre(10, 8, 6, 4, 2));
+  EXPECT_THAT(ids({{}, "", 0, 3}), testing::ElementsAre(10, 9, 8));
+  EXPECT_THAT(ids({{}, "", 8, 2}), testing::ElementsAre(7, 6));
+  EXPECT_THAT(ids({{v1::QUEUED}, "", 0, 100}), testing::ElementsAre(10, 8, 6, 4, 2));
   EXPECT_EQ(store->LoadLive()->size(), 5u);
   EXPECT_EQ(*store->FindByClientKey("key-7"), 7u);
   EXPECT_EQ(*store->FindByClientKey("nothing"), std::nullopt);
