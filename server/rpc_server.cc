@@ -27,7 +27,7 @@ namespace hierad {
 namespace {
 
 constexpr unsigned kCertificateLookS = 2;   // between two looks at the certificates' files
-constexpr int kThreads = 1024;   // of synchronous calls: the streams of ControlService, and as many more short calls
+constexpr int kThreads = 2048;   // of synchronous calls: the streams of ControlService, and short calls such as 16 clients with 64 submissions each
 
 // A socket left by a killed hierad is removed; one that somebody listens on, or another kind of file, is not.
 absl::Status ClearSocket(const std::string& path) {

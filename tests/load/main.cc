@@ -98,6 +98,7 @@ class Submitter {
         std::lock_guard lock(mutex_);
         latencies.push_back(Seconds(Now() - call->begin));
         status.ok() ? (void)ids.insert(call->reply.job().id()) : (void)++failed;
+        if (failed == 1 && !status.ok()) std::fprintf(stderr, "%s\n", status.error_message().c_str());
       }
       Next();
       std::lock_guard lock(mutex_);
