@@ -1,5 +1,6 @@
 // hierctl top: what runs now, drawn again and again on a terminal; once, as plain lines, elsewhere.
 #include <algorithm>
+#include <set>
 
 #include "client/commands.h"
 #include "client/job_json.h"
@@ -29,10 +30,20 @@ absl::Status AddCurve(Connection& connection, const v1::Job& job, TopView* view)
 }
 
 absl::Status Refresh(Connection& connection, TopView* view, v1::ListReply* jobs, v1::NodesReply* nodes) {
-  v1::ListRequest request;
+  // Those with workers, however old, then the newest.
+  v1::ListRequest request, working;
   request.set_limit(kJobs);
-  auto listed = connection.Call(&Connection::Stub::List, request);
+  working.set_limit(kJobs);
+  for (const v1::JobState state : {v1::STARTING, v1::RUNNING, v1::STOPPING}) working.add_states(state);
+  auto listed = connection.Call(&Connection::Stub::List, working);
   if (!listed.ok()) return listed.status();
+  auto newest = connection.Call(&Connection::Stub::List, request);
+  if (!newest.ok()) return newest.status();
+  std::set<uint64_t> seen;
+  for (const v1::Job& job : listed->jobs()) seen.insert(job.id());
+  for (v1::Job& job : *newest->mutable_jobs()) {
+    if (seen.insert(job.id()).second) *listed->add_jobs() = std::move(job);
+  }
   auto places = connection.Call(&Connection::Stub::Nodes, v1::NodesRequest());
   if (!places.ok()) return places.status();
   *jobs = *listed;

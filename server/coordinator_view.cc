@@ -167,7 +167,7 @@ std::vector<std::string> Coordinator::AlertsOf(const LiveJob& job) const {
   if (totals.step_count() < kStepsToJudge || totals.step_s() <= 0) return alerts;
   const auto share = [&](double part, double most, const char* what) {
     const double ratio = part / totals.step_s();
-    if (ratio > most) alerts.push_back(absl::StrCat(static_cast<int64_t>(100 * ratio), "% of the step ", what));
+    if (ratio > most) alerts.push_back(absl::StrCat(std::lround(100 * ratio), "% of the step ", what));
   };
   share(totals.data_wait_s(), 0.10, "waits for input: data.workers, or a faster disk");
   share(totals.communication_s(), 0.05, "waits for the all-reduce");

@@ -36,6 +36,8 @@ std::string Word(std::string name, const std::string& prefix = "") {
 
 class Families {
  public:
+  // `jobs`: room for so many series of each metric of jobs and ranks, or they are moved again and again.
+  explicit Families(size_t jobs) : jobs_(jobs) {}
   void Add(Metric metric, Labels labels, double value) {
     ClientMetric& out = FamilyOf(metric).metric.emplace_back();
     out.label = std::move(labels);
@@ -72,10 +74,12 @@ class Families {
       const MetricInfo& info = InfoOf(metric);
       family.name = info.name;
       family.help = info.about;
+      if (metric >= Metric::kJobInfo) family.metric.reserve(jobs_ * (metric == Metric::kJobPhaseSeconds || metric == Metric::kRankPhaseSeconds ? 6 : 1));
       family.type = info.kind == MetricKind::kGauge ? MetricType::Gauge : info.kind == MetricKind::kCounter ? MetricType::Counter : MetricType::Histogram;
     }
     return family;
   }
+  const size_t jobs_;
   std::array<MetricFamily, static_cast<size_t>(Metric::kCount)> families_;
 };
 
@@ -241,7 +245,7 @@ std::string CleanLabel(const std::string& text) {
 }
 
 std::vector<MetricFamily> FamiliesOf(const Overview& overview, const ExporterOptions& options, const ScrapeCount& scrapes, JobCosts* costs) {
-  Families f;
+  Families f(overview.jobs.size());
   f.Add(Metric::kBuildInfo, {{"version", CleanLabel(options.version)}, {"commit", CleanLabel(options.commit)}}, 1);
   f.Add(Metric::kResidentBytes, {}, ResidentBytes());
   // Every state, also where there is none: a series that comes and goes breaks rates and alerts.

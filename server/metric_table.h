@@ -6,7 +6,7 @@
 
 namespace hierad {
 
-enum class Metric {
+enum class Metric {   // those of hierad and nodes, then those of jobs and ranks
   kBuildInfo, kResidentBytes, kJobs, kQueueWaitSeconds, kSlots, kNodes, kSessions, kDecisionSeconds, kCommitSeconds, kStoreErrors,
   kHistoryErrors, kDiskFreeBytes, kDiskSizeBytes, kScrapes, kScrapeSeconds,
   kNodeUp, kNodeReportAge, kNodeSlots,

@@ -5,7 +5,7 @@
 
 #include <algorithm>
 #include <fstream>
-#include <map>
+#include <set>
 #include <sstream>
 
 #include "absl/strings/numbers.h"
@@ -35,10 +35,20 @@ WebAnswer Refusal(const absl::Status& status) {
 }
 
 WebAnswer AnswerOverview(const WebSources& s) {
-  v1::ListRequest request;
+  // Those with workers, however old, then the newest.
+  v1::ListRequest request, working;
   request.set_limit(limits::kListLimit);
-  auto jobs = Await<v1::ListReply>([&](auto reply) { s.coordinator->List(request, "", reply); });
+  working.set_limit(limits::kListLimit);
+  for (const v1::JobState state : {v1::STARTING, v1::RUNNING, v1::STOPPING}) working.add_states(state);
+  auto jobs = Await<v1::ListReply>([&](auto reply) { s.coordinator->List(working, "", reply); });
   if (!jobs.ok()) return Refusal(jobs.status());
+  auto newest = Await<v1::ListReply>([&](auto reply) { s.coordinator->List(request, "", reply); });
+  if (!newest.ok()) return Refusal(newest.status());
+  std::set<uint64_t> seen;
+  for (const v1::Job& job : jobs->jobs()) seen.insert(job.id());
+  for (v1::Job& job : *newest->mutable_jobs()) {
+    if (jobs->jobs_size() < limits::kListLimit && seen.insert(job.id()).second) *jobs->add_jobs() = std::move(job);
+  }
   auto nodes = Await<v1::NodesReply>([&](auto reply) { s.coordinator->Nodes(reply); });
   if (!nodes.ok()) return Refusal(nodes.status());
   nlohmann::json list = nlohmann::json::array(), places = nlohmann::json::array(), counts = nlohmann::json::object();

@@ -290,7 +290,9 @@ TEST(StepModesTest, PicturesAreTheLossMadeVisible) {
           std::map<int64_t, std::vector<int64_t>> patches;
           for (int64_t i = 0; i < size; ++i) {
             EXPECT_EQ(r->input[s * size + i], batch.x_BCS[s * size + i]);
-            if (r->masked[s * size + i] == 0) EXPECT_EQ(r->predicted[s * size + i], r->input[s * size + i]);
+            if (r->masked[s * size + i] == 0) {
+              EXPECT_EQ(r->predicted[s * size + i], r->input[s * size + i]);
+            }
             const int64_t at = i % extent;
             const int64_t patch = dims == 1 ? at / g.pred_stride
                                             : at / g.input_size[1] / g.pred_stride * 1000 + at % g.input_size[1] / g.pred_stride;
