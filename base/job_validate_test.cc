@@ -130,6 +130,16 @@ TEST(JobValidate, GpuOnlyChoicesOnACpu) {
               ElementsAre(HasSubstr("step.sdpa_backend: "), HasSubstr("step.tf32: ")));
 }
 
+TEST(JobValidate, WhatOnlyFusedDoesNeedsFused) {
+  const std::vector<std::string> keys = {"step.reduce_dtype=bf16", "step.checkpoint_stages=[1, 4]", "step.checkpoint_decoder=true"};
+  std::vector<std::string> fused = keys;
+  fused.push_back("step.mode=fused");
+  EXPECT_THAT(Problems(fused), ElementsAre());
+  EXPECT_THAT(Problems(keys), ElementsAre(HasSubstr("step.reduce_dtype: bf16 is for step.mode fused; the mode is auto"),
+                                          HasSubstr("step.checkpoint_stages: "), HasSubstr("step.checkpoint_decoder: ")));
+  EXPECT_THAT(Problems({"step.mode=fused", "step.checkpoint_stages=[5]"}), ElementsAre(HasSubstr("step.checkpoint_stages: 5; the model has stages 1 to 4")));
+}
+
 // Field report: another size than the built-in one failed in a reshape at the first step.
 TEST(JobValidate, IllegalSizesNameTheKey) {
   EXPECT_THAT(Problems({"model.input_size=[225, 225]"}), ElementsAre(HasSubstr("model.input_size: 225")));

@@ -19,11 +19,11 @@ class TableBuilder {
   // timm's rule: one-dimensional tensors, biases and what no_weight_decay() names do not decay.
   void Add(std::string name, std::vector<int64_t> shape, Init init, int64_t fan_in = 0, bool may_decay = true) {
     Parameter p;
+    p.matrix = in_block_ && shape.size() == 2;
+    p.layer = layer_;
     p.size = 1;
     for (int64_t extent : shape) p.size *= extent;
     p.decay = may_decay && shape.size() > 1;
-    p.matrix = in_block_ && shape.size() == 2;
-    p.layer = layer_;
     p.name = std::move(name);
     p.shape = std::move(shape);
     p.init = init;

@@ -1,6 +1,7 @@
 #include "base/plan/plan_report.h"
 
 #include <string>
+#include <vector>
 
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
@@ -66,7 +67,31 @@ TEST(PlanReportTest, AccumulationRepeatsAllButTheUpdate) {
   job.mutable_step()->set_accumulation(4);
   const PlanReport four = Report(job);
   EXPECT_DOUBLE_EQ(four.flops_per_step, 4 * once.flops_per_step);
-  EXPECT_EQ(four.kernels_per_step - 2, 4 * (once.kernels_per_step - 2));
+  EXPECT_EQ(four.kernels_per_step - 4, 4 * (once.kernels_per_step - 4));
+}
+
+TEST(PlanReportTest, SaysWhatFitsAndWithHowMuchWork) {
+  const PlanReport report = Report(Base(), {.memory_gib = 8, .fit = true});
+  ASSERT_EQ(report.fits.size(), 3u);
+  const PlanReport::Fit &own = report.fits[0], &plain = report.fits[1], &all = report.fits[2];
+  EXPECT_EQ(own.batch_per_rank, 128);
+  EXPECT_LE(own.peak_device_bytes, int64_t{8} << 30);
+  EXPECT_GT(own.flops_ratio, 1.0);
+  EXPECT_LT(own.flops_ratio, 1.1) << "one stage is enough";
+  EXPECT_TRUE(plain.checkpoint_stages.empty());
+  EXPECT_EQ(plain.flops_ratio, 1.0);
+  EXPECT_LT(plain.batch_per_rank, 128);
+  EXPECT_EQ(all.checkpoint_stages, (std::vector<int>{1, 2, 3, 4}));
+  EXPECT_GT(all.batch_per_rank, 2 * plain.batch_per_rank);
+  v1::JobSpec job = Base();   // as proposed, it is so
+  for (int stage : own.checkpoint_stages) job.mutable_step()->add_checkpoint_stages(stage);
+  job.mutable_step()->set_checkpoint_decoder(own.checkpoint_decoder);
+  EXPECT_EQ(Report(job).peak_device_bytes, own.peak_device_bytes);
+  EXPECT_THAT(report.Table(), HasSubstr("checkpoint_stages: [1, 2, 3, 4]"));
+  EXPECT_EQ(nlohmann::json::parse(report.Json())["fits"].size(), 3u);
+  const PlanReport none = Report(Base(), {.memory_gib = 0.2, .fit = true});
+  EXPECT_TRUE(none.fits.empty());
+  EXPECT_THAT(none.Table(), HasSubstr("not even one sample"));
 }
 
 TEST(PlanReportTest, LargestBatchIsTheLastThatFits) {

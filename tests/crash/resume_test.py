@@ -43,7 +43,8 @@ class ResumeTest(cluster.ClusterTest):
 
         disturbed = 0
         for round_number in range(ROUNDS):
-            kill_at = rng.randrange(EVERY + 1, STEPS - 20)
+            # A checkpoint is written while training goes on, and stands for sure when the next one is due.
+            kill_at = rng.randrange(2 * EVERY + 1, STEPS - 20)
             victims = rng.choice(([0], [1], [0, 1]))
             with self.subTest(round=round_number, kill_at=kill_at, victims=victims):
                 job_id = c.submit(name=f"disturbed{round_number}", steps=STEPS, every=EVERY, backoff=2)

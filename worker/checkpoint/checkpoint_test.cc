@@ -32,8 +32,8 @@ using ::testing::IsEmpty;
 
 ParameterTable Table(int64_t width = 100) {
   ParameterTable table;
-  table.parameters.push_back({"blocks.0.w", {3, width}, Init::kZero, 1, 0, true, 3 * width, 0});
-  table.parameters.push_back({"norm.bias", {5}, Init::kZero, 1, 0, false, 5, (3 * width + 63) / 64 * 64});
+  table.parameters.push_back({"blocks.0.w", {3, width}, Init::kZero, 1, 0, true, false, 0, 3 * width, 0});
+  table.parameters.push_back({"norm.bias", {5}, Init::kZero, 1, 0, false, false, 0, 5, (3 * width + 63) / 64 * 64});
   table.flat_size = table.parameters[1].offset + 64;
   table.num_elements = 3 * width + 5;
   return table;

@@ -21,8 +21,8 @@ AdamW::AdamW(const ParameterTable& table, const v1::OptimizerSpec& spec, const a
   for (const Parameter& p : table.parameters) {
     if (spec.name() == "muon" && p.matrix) continue;
     const double scale = RateFactor(p.layer, table.num_layers, spec);
-    Group& group = groups.try_emplace({p.decay, scale == 1 ? table.num_layers : p.layer}, Group{p.decay ? spec.weight_decay() : 0.0, scale, {}, {}, {}, {}, {}})
-                       .first->second;
+    const double weight_decay = p.decay ? spec.weight_decay() : 0.0;
+    Group& group = groups.try_emplace({p.decay, scale == 1 ? table.num_layers : p.layer}, Group{weight_decay, scale, {}, {}, {}, {}, {}}).first->second;
     group.parameters.push_back(parameters.narrow(0, p.offset, p.size));
     group.gradients.push_back(gradients.narrow(0, p.offset, p.size));
     group.exp_avg.push_back(exp_avg.narrow(0, p.offset, p.size));
