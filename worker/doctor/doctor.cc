@@ -86,7 +86,8 @@ absl::StatusOr<Json> MeasureStep(v1::JobSpec job, const Geometry& geometry, bool
   SteadyClock::time_point begin;
   for (int s = 0; s < kWarmSteps + kTimedSteps; ++s) {
     if (s == kWarmSteps) begin = SteadyClock::now();
-    RETURN_IF_ERROR(step->Run(micro_batches, batch * int64_t(micro_batches.size()), 1e-6, {}).status());
+    RETURN_IF_ERROR(step->Run(micro_batches, batch * int64_t(micro_batches.size()), 1e-6, {}));
+    RETURN_IF_ERROR(step->Take().status());
   }
   return Json{{"ms", 1e3 * SecondsSince(begin) / kTimedSteps}, {"peak_bytes", step->peak_memory_bytes()}, {"what", step->Describe()}};
 }

@@ -27,7 +27,8 @@ class FakeStep : public Step {
   absl::Status Initialize() override { return trained_ = false, absl::OkStatus(); }
   absl::Status Load(const TrainState& state) override { return trained_ = state.step == 7, absl::OkStatus(); }
   absl::StatusOr<TrainState> Save() override { return absl::UnimplementedError(""); }
-  absl::StatusOr<StepResult> Run(absl::Span<const MicroBatch>, int64_t, double, StepSignals) override { return absl::UnimplementedError(""); }
+  absl::Status Run(absl::Span<const MicroBatch>, int64_t, double, StepSignals) override { return absl::UnimplementedError(""); }
+  absl::StatusOr<StepResult> Take() override { return absl::UnimplementedError(""); }
   absl::StatusOr<LossSum> Evaluate(const MicroBatch&) override { return absl::UnimplementedError(""); }
   absl::StatusOr<std::vector<float>> Features(const MicroBatch& batch) override {
     std::vector<float> features;
