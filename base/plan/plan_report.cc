@@ -113,6 +113,7 @@ absl::StatusOr<int64_t> LargestBatch(const v1::JobSpec& spec, double bytes) {
 
 v1::JobSpec WithCheckpointed(v1::JobSpec spec, uint32_t which) {
   v1::StepSpec& step = *spec.mutable_step();
+  step.set_mode("fused");   // the mode that does it
   step.clear_checkpoint_stages();
   step.set_checkpoint_decoder((which & 1) != 0);
   for (int stage = 1; which >> stage != 0; ++stage) {
@@ -140,11 +141,12 @@ absl::StatusOr<std::vector<PlanReport::Fit>> Fits(const v1::JobSpec& spec, doubl
   const double flops = FlopsOf(plain) / double(batch);
   const bool decoder = plain.geometry.spec.task() == "mae";
   const uint32_t ways = uint32_t{2} << plain.geometry.spec.stages_size();   // bit 0: the decoder
+  const double for_arenas = bytes - double(WorkspaceBytes(WithCheckpointed(spec, 0)) + ContextBytes(spec));
   std::optional<PlanReport::Fit> best;
   for (uint32_t which = 0; which < ways; ++which) {
     if (!decoder && (which & 1) != 0) continue;
     ASSIGN_OR_RETURN(PlanReport::Fit fit, FitOf(WithCheckpointed(spec, which), batch, flops));
-    if (double(fit.peak_device_bytes) <= bytes && (!best.has_value() || fit.flops_ratio < best->flops_ratio)) best = std::move(fit);
+    if (double(fit.peak_device_bytes) <= for_arenas && (!best.has_value() || fit.flops_ratio < best->flops_ratio)) best = std::move(fit);
   }
   std::vector<PlanReport::Fit> fits;
   if (best.has_value()) fits.push_back(*std::move(best));

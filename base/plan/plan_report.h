@@ -69,7 +69,7 @@ struct PlanReport {
     int64_t batch_per_rank = 0;
     std::vector<int> checkpoint_stages;
     bool checkpoint_decoder = false;
-    int64_t peak_device_bytes = 0;
+    int64_t peak_device_bytes = 0;     // the arenas; workspaces and context are beside them
     double flops_ratio = 1;            // of a sample, to nothing computed again
   };
   bool fit_asked = false;

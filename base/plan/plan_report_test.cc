@@ -71,11 +71,11 @@ TEST(PlanReportTest, AccumulationRepeatsAllButTheUpdate) {
 }
 
 TEST(PlanReportTest, SaysWhatFitsAndWithHowMuchWork) {
-  const PlanReport report = Report(Base(), {.memory_gib = 8, .fit = true});
+  const PlanReport report = Report(Base(), {.memory_gib = 10, .fit = true});
   ASSERT_EQ(report.fits.size(), 3u);
   const PlanReport::Fit &own = report.fits[0], &plain = report.fits[1], &all = report.fits[2];
   EXPECT_EQ(own.batch_per_rank, 128);
-  EXPECT_LE(own.peak_device_bytes, int64_t{8} << 30);
+  EXPECT_LE(own.peak_device_bytes + (int64_t{128} << 20) + kContextBytes, int64_t{10} << 30);
   EXPECT_GT(own.flops_ratio, 1.0);
   EXPECT_LT(own.flops_ratio, 1.1) << "one stage is enough";
   EXPECT_TRUE(plain.checkpoint_stages.empty());
@@ -84,6 +84,7 @@ TEST(PlanReportTest, SaysWhatFitsAndWithHowMuchWork) {
   EXPECT_EQ(all.checkpoint_stages, (std::vector<int>{1, 2, 3, 4}));
   EXPECT_GT(all.batch_per_rank, 2 * plain.batch_per_rank);
   v1::JobSpec job = Base();   // as proposed, it is so
+  job.mutable_step()->set_mode("fused");
   for (int stage : own.checkpoint_stages) job.mutable_step()->add_checkpoint_stages(stage);
   job.mutable_step()->set_checkpoint_decoder(own.checkpoint_decoder);
   EXPECT_EQ(Report(job).peak_device_bytes, own.peak_device_bytes);
@@ -131,7 +132,9 @@ TEST(PlanReportTest, MemoryAgainstWhatWasMeasured) {
     job.mutable_step()->set_batch_per_rank(row.batch);
     job.mutable_step()->set_mode("fused");
     const PlanReport fused = Report(job);
-    const double fused_gib = double(fused.peak_device_bytes + fused.workspace_bytes) / (1 << 30);
+    int64_t bytes = fused.peak_device_bytes + fused.workspace_bytes;
+    for (const auto& arena : fused.arena_bytes) bytes -= arena.name == "snapshot" ? arena.bytes : 0;   // there since
+    const double fused_gib = double(bytes) / (1 << 30);
     // Within 3% when the rows were measured; operations that are joined since need less.
     EXPECT_THAT(fused_gib / row.fused_gib, testing::AllOf(testing::Gt(0.7), testing::Lt(1.05))) << row.variant << " " << row.batch;
     const double slowness = fused.predicted_step_ms / row.fused_ms;

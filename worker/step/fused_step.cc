@@ -94,7 +94,6 @@ class FusedCpuStep : public Step {
     if (micro_batches.size() > 1 && !plan.accumulate) {
       return ErrorOf(v1::REASON_INTERNAL, absl::StrCat(micro_batches.size(), " micro-batches were given to a step planned for one."));
     }
-    StepResult result;
     executor_->ClearSums();
     features_are_fresh_ = false;
     StepScalars& s = scalars();
