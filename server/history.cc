@@ -25,7 +25,7 @@ namespace {
 // a byte that counts them, then what is left.
 constexpr uint32_t kMagic = 0x314D4248;   // "HBM1"
 constexpr int kIntegers = 3, kDoubles = 11, kWords = kIntegers + kDoubles;
-constexpr uint8_t kSkipped = 1, kHasEval = 2;
+constexpr uint8_t kSkipped = 1, kHasEval = 2, kHasPhases = 4;
 constexpr size_t kMostSteps = 1 << 16;
 constexpr size_t kTailBytes = 256 << 10;   // of a file, read first where only its newest steps are asked for
 
@@ -47,7 +47,7 @@ Words WordsOf(const v1::StepMetrics& m) {
                                     m.backward_s(), m.communication_s(), m.optimizer_s(), m.eval_loss()};
   for (int i = 0; i < kIntegers; ++i) words.w[i] = uint64_t(integers[i]);
   for (int i = 0; i < kDoubles; ++i) words.w[kIntegers + i] = std::bit_cast<uint64_t>(doubles[i]);
-  words.flags = uint8_t((m.skipped() ? kSkipped : 0) | (m.has_eval_loss() ? kHasEval : 0));
+  words.flags = uint8_t((m.skipped() ? kSkipped : 0) | (m.has_eval_loss() ? kHasEval : 0) | (m.has_forward_s() ? kHasPhases : 0));
   return words;
 }
 
@@ -63,10 +63,12 @@ v1::StepMetrics MetricsOf(const Words& words) {
   m.set_lr(d(3));
   m.set_step_s(d(4));
   m.set_data_wait_s(d(5));
-  m.set_forward_s(d(6));
-  m.set_backward_s(d(7));
-  m.set_communication_s(d(8));
-  m.set_optimizer_s(d(9));
+  if ((words.flags & kHasPhases) != 0) {
+    m.set_forward_s(d(6));
+    m.set_backward_s(d(7));
+    m.set_communication_s(d(8));
+    m.set_optimizer_s(d(9));
+  }
   m.set_skipped((words.flags & kSkipped) != 0);
   if ((words.flags & kHasEval) != 0) m.set_eval_loss(d(10));
   return m;

@@ -427,6 +427,7 @@ absl::Status Trainer::HearRankZero() {
   if (lr <= 0) return absl::OkStatus();
   spdlog::info("peak learning rate {:.6g}, until now {:.6g}, from step {} on", lr, PeakLr(spec_), done_ + 1);
   spec_.mutable_optimizer()->set_lr(lr);
+  wait_for_save_ = true;
   return absl::OkStatus();
 }
 
@@ -572,7 +573,9 @@ absl::Status Trainer::SaveIfDue() {
   if (checkpoint_agreed_) return absl::OkStatus();
   RETURN_IF_ERROR(EndSave(/*wait=*/true));
   if (const absl::Status taken = TakeSnapshot(/*retain=*/true); !taken.ok()) return TakeWritten(taken);
-  return TakeResults(int(under_way_.size()));
+  RETURN_IF_ERROR(TakeResults(int(under_way_.size())));
+  // What follows another rate must not be repeated with the one before.
+  return std::exchange(wait_for_save_, false) ? EndSave(/*wait=*/true) : absl::OkStatus();
 }
 
 absl::Status Trainer::TakeSnapshot(bool retain) {

@@ -160,6 +160,7 @@ class Trainer {
   std::chrono::nanoseconds taken_at_{0};
   std::optional<v1::StepMetrics> evaluated_;   // of a step whose evaluation is to come
   bool stop_agreed_ = false, checkpoint_agreed_ = false;
+  bool wait_for_save_ = false;      // of the checkpoint that comes with another rate
   bool wishes_raised_ = false, wishes_agreed_ = false;   // the checkpoint signal: given by this rank 0, come back in a result
 
   int64_t first_done_ = 0;         // at the start of this attempt
