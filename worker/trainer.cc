@@ -505,6 +505,7 @@ absl::Status Trainer::Save(bool retain) {
   contents.eval_loss = eval_loss_;
   contents.has_best = has_best_;
   contents.best_eval_loss = best_eval_loss_;
+  if (events_) Events(events_->Flush());   // no step that the checkpoint stands for is lost with a buffer
   if (absl::Status synced = metrics_->Sync(); !synced.ok()) {
     return ErrorOf(v1::REASON_CHECKPOINT, absl::StrCat("metrics.jsonl could not be written: ", std::string(synced.message())));
   }
