@@ -47,6 +47,7 @@ std::vector<Span> Spans(const std::vector<PlotPoint>& points, const Range& range
   std::vector<Span> spans(static_cast<size_t>(columns));
   const double width = double(std::max<int64_t>(1, range.last - range.first));
   double before = NAN;
+  int column_before = 0;
   for (const PlotPoint& p : points) {
     const int column = std::clamp(int(double(p.step - range.first) / width * (columns - 1) + 0.5), 0, columns - 1);
     Span& span = spans[size_t(column)];
@@ -55,12 +56,17 @@ std::vector<Span> Spans(const std::vector<PlotPoint>& points, const Range& range
       before = NAN;
       continue;
     }
-    if (span.empty() && std::isfinite(before)) {   // comes from the column before
-      span.low = span.high = (before + p.value) / 2;
+    // The way from the point before: a straight line through the columns between.
+    for (int c = column_before + 1; std::isfinite(before) && c <= column; ++c) {
+      const double from = before + (p.value - before) * (c - 1 - column_before) / (column - column_before);
+      const double to = before + (p.value - before) * (c - column_before) / (column - column_before);
+      spans[size_t(c)].low = std::min({spans[size_t(c)].low, from, to});
+      spans[size_t(c)].high = std::max({spans[size_t(c)].high, from, to});
     }
     span.low = std::min(span.low, p.value);
     span.high = std::max(span.high, p.value);
     before = p.value;
+    column_before = column;
   }
   return spans;
 }

@@ -599,6 +599,7 @@ absl::Status Trainer::TakeSnapshot(bool retain) {
 }
 
 std::function<absl::StatusOr<v1::CheckpointInfo>()> Trainer::WritingOfSnapshot() {
+  if (events_) Events(events_->Flush());   // no step that the checkpoint stands for is lost with a buffer
   writing_step_ = snapshot_->step;
   writing_began_ = snapshot_->began;
   return [this, saving = *std::exchange(snapshot_, std::nullopt), flushed = metrics_->Flush()]() mutable -> absl::StatusOr<v1::CheckpointInfo> {

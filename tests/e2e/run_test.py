@@ -45,7 +45,10 @@ class RunTest(cluster.ClusterTest):
         curve = os.path.join(c.folder, "loss.svg")
         self.assertEqual(c.ctl("metrics", job_id, "--plot", "--file", curve).returncode, 0)
         self.assertTrue(cluster.read_text(curve).startswith("<svg "))
-        self.assertRegex(c.ctl("metrics", job_id, "--plot").stdout, "[*\u2801-\u28ff]")   # braille, or stars where there is no UTF-8
+        drawn = c.ctl("metrics", job_id, "--plot").stdout.splitlines()
+        self.assertEqual(drawn[0], f"job {job_id}: loss")
+        self.assertEqual(drawn[-1].split(), ["1", str(STEPS)])
+        self.assertGreater(len(drawn), 15)
         first, last = (sum(line["loss"] for line in part) / 5 for part in (lines[:5], lines[-5:]))
         self.assertLess(last, first * 0.9)
 
