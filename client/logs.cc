@@ -11,17 +11,18 @@ namespace {
 
 constexpr size_t kLineBytes = 64 << 10;   // a longer line is printed in pieces
 
-// "2026-11-30 16:11:10.123 ..." in this machine's time zone, as workers write it; 0: the line begins otherwise.
+// "2026-11-30T16:11:10.123Z ..." as workers write it (base/log_format.h), also as JSON; 0: the line begins otherwise.
 int64_t TimeOfLine(const std::string& line) {
   std::tm parts{};
   int millis = 0, end = 0;
-  const int fields = std::sscanf(line.c_str(), "%4d-%2d-%2d %2d:%2d:%2d.%3d%n", &parts.tm_year, &parts.tm_mon, &parts.tm_mday,
+  constexpr char kJson[] = "{\"time\":\"";
+  const size_t start = line.rfind(kJson, 0) == 0 ? sizeof kJson - 1 : 0;
+  const int fields = std::sscanf(line.c_str() + start, "%4d-%2d-%2dT%2d:%2d:%2d.%3dZ%n", &parts.tm_year, &parts.tm_mon, &parts.tm_mday,
                                  &parts.tm_hour, &parts.tm_min, &parts.tm_sec, &millis, &end);
-  if (fields != 7 || end != 23) return 0;
+  if (fields != 7 || end != 24) return 0;
   parts.tm_year -= 1900;
   --parts.tm_mon;
-  parts.tm_isdst = -1;
-  return int64_t(std::mktime(&parts)) * 1000 + millis;
+  return int64_t(::timegm(&parts)) * 1000 + millis;
 }
 
 // Of the agent's line at the head of each attempt, "---- job 7, attempt 2, rank 0, ..."; 0: another line.

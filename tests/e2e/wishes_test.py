@@ -116,7 +116,7 @@ class WishesTest(cluster.ClusterTest):
         self.assertEqual(self.ok("list", "--name", "firs", "--columns", "id,name").split(), ["ID", "NAME", str(job_id), "first"])
         self.assertEqual(self.ok("list", "--since", "1h", "--state", "succeeded", "--columns", "id").split(), ["ID", str(second), str(job_id)])
         self.assertIn("there is no column", c.ctl("list", "--columns", "nmae").stderr)
-        log = self.ok("logs", job_id, "--grep", "^[-0-9: .]+ rank 0 .*end \\(", "--attempt", 1)
+        log = self.ok("logs", job_id, "--grep", "^[-0-9T:.]+Z .* rank=0: end \\(", "--attempt", 1)
         self.assertEqual(len(log.strip().splitlines()), 1, log)
         self.assertEqual(self.ok("logs", job_id, "--attempt", 2), "")
         self.assertEqual(self.ok("logs", job_id, "--since", "1h"), self.ok("logs", job_id).partition("\n")[2])
