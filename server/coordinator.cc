@@ -351,8 +351,10 @@ void Coordinator::Submit(v1::SubmitRequest request, std::string submitter, absl:
       for (const std::string& folder : {options_.runs_folder, row.run_folder}) {
         if (const std::string problem = disks_.Problem(folder, now_); !problem.empty()) return refuse(absl::ResourceExhaustedError(problem));
       }
-      for (const auto& [other_id, other] : jobs_) {
-        if (given && other->row.run_folder == row.run_folder && !IsTerminal(other->row.state)) {
+      // A folder that hierad names is nobody else's; looking through a long queue for each submission would take longer and longer.
+      if (given) {
+        for (const auto& [other_id, other] : jobs_) {
+          if (other->row.run_folder != row.run_folder || IsTerminal(other->row.state)) continue;
           return refuse(absl::FailedPreconditionError(absl::StrCat("output.folder: ", Printable(row.run_folder), " is the folder of job ", other_id,
                                                                    ", which has not ended; give another, or none")));
         }

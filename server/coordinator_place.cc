@@ -139,8 +139,9 @@ void Coordinator::Place() {
   disk_looked_ = now_;
   if (queued_.empty()) return;
   Scheduler scheduler(SlotsNow());
-  const std::vector<uint64_t> queued(queued_.begin(), queued_.end());
-  for (uint64_t id : queued) {
+  // The set changes under the loop, and is not copied: mostly its first job waits.
+  for (auto at = queued_.begin(); at != queued_.end();) {
+    const uint64_t id = *at++;
     LiveJob* job = Find(id);
     // Others may run on other disks.
     if (const std::string problem = disks_.Problem(job->row.run_folder, now_); !problem.empty()) {

@@ -39,7 +39,7 @@ std::shared_ptr<grpc::Channel> Dial(const std::string& server, int number) {
   grpc::ChannelArguments arguments;
   arguments.SetInt("hierad.load.number", number);   // a connection of its own for each client
   arguments.SetInt(GRPC_ARG_INITIAL_RECONNECT_BACKOFF_MS, 100);
-  arguments.SetInt(GRPC_ARG_MIN_RECONNECT_BACKOFF_MS, 100);
+  arguments.SetInt(GRPC_ARG_MIN_RECONNECT_BACKOFF_MS, 5000);   // also how long an attempt may take, on a machine that is at its limit
   arguments.SetInt(GRPC_ARG_MAX_RECONNECT_BACKOFF_MS, 1000);
   arguments.SetMaxReceiveMessageSize(64 << 20);
   return grpc::CreateCustomChannel(server, grpc::InsecureChannelCredentials(), arguments);
