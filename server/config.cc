@@ -17,6 +17,7 @@
 
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
+#include "base/account.h"
 #include "base/fs.h"
 #include "base/status.h"
 #include "base/text.h"
@@ -36,7 +37,9 @@ std::map<std::string, std::function<bool(const std::string&)>> Setters(ServerCon
       {"access", text(&c->access)}, {"access_group", text(&c->access_group)},
       {"tcp", text(&c->tcp)}, {"certificates", text(&c->certificates)}, {"metrics", text(&c->metrics)}, {"web", text(&c->web)},
       {"agent", text(&c->agent)}, {"agent_lifetime", text(&c->agent_lifetime)},
+      {"worker_user", text(&c->worker_user)},
       {"cpu_slots", [c](const std::string& v) { return v == "auto" ? (c->cpu_slots = -1, true) : absl::SimpleAtoi(v, &c->cpu_slots); }},
+      {"allowed_roots", text(&c->allowed_roots)},
       {"runs_folder", text(&c->runs_folder)}, {"stop_grace_s", seconds(&c->stop_grace_s)},
       {"node_lost_after_s", seconds(&c->node_lost_after_s)}, {"hang_after_s", seconds(&c->hang_after_s)},
       {"pause_grace_s", seconds(&c->pause_grace_s)}, {"disk_reserve_gib", seconds(&c->disk_reserve_gib)},
@@ -152,11 +155,43 @@ absl::Status CheckListen(const std::string& what, const HostPort& address) {
   return status;
 }
 
+std::vector<std::string> AllowedRoots(const ServerConfig& config) {
+  return config.allowed_roots.empty() ? std::vector<std::string>() : Split(config.allowed_roots, ':');
+}
+
+// Ranks of another account can open only what that account can.
+absl::Status CheckWorkerUser(const ServerConfig& c) {
+  if (c.worker_user.empty()) return absl::OkStatus();
+  bool other = geteuid() == 0;
+  if (c.worker_user != "submitter") {
+    auto account = AccountFor(c.worker_user, "");
+    if (!account.ok()) return Annotate(account.status(), "worker_user");
+    other = account->has_value();
+  } else if (!other) {
+    return Bad("worker_user: only hierad of root can start ranks as the users who submit; start it as root, or leave worker_user out");
+  }
+  if (!other) return absl::OkStatus();
+  if (c.agent == "auto" && c.access == "owner") {
+    return Bad("worker_user: ranks of another account could not open hierad's socket; set access: group or everyone, and listen to a path in a "
+               "folder that they may enter, such as unix:/run/hierad/hierad.sock");
+  }
+  if ((c.runs_folder + "/").rfind(c.state_folder + "/", 0) == 0) {
+    return Bad(absl::StrCat("worker_user: ranks of another account could not enter \"", Printable(c.runs_folder), "\", which is in the state folder; "
+                            "set runs_folder to a folder that they may write to"));
+  }
+  return absl::OkStatus();
+}
+
 absl::Status CompleteConfig(ServerConfig* c) {
   if (c->state_folder.empty()) c->state_folder = DefaultStateFolder();
   RETURN_IF_ERROR(Absolute("state_folder", &c->state_folder));
   if (c->runs_folder.empty()) c->runs_folder = JoinPath(c->state_folder, "runs");
   RETURN_IF_ERROR(Absolute("runs_folder", &c->runs_folder));
+  for (const std::string& root : AllowedRoots(*c)) {
+    if (root.empty() || root[0] != '/') {
+      return Bad(absl::StrCat("allowed_roots: \"", Printable(root), "\" is not an absolute path; write folders with ':' between them, as /data:/home"));
+    }
+  }
   if (c->listen.empty()) c->listen = absl::StrCat("unix:", JoinPath(c->state_folder, "hierad.sock"));
   if (c->listen.rfind("unix:", 0) != 0) {
     return Bad(absl::StrCat("listen: \"", Printable(c->listen), "\" is not unix:/path; for TCP there is the setting tcp"));
@@ -169,6 +204,7 @@ absl::Status CompleteConfig(ServerConfig* c) {
                             sizeof(sockaddr_un::sun_path) - 1, "; give a shorter one with --listen unix:/path"));
   }
   c->listen = absl::StrCat("unix:", socket);
+  RETURN_IF_ERROR(CheckWorkerUser(*c));
   if (!c->tcp.empty()) {
     auto address = ParseHostPort(c->tcp);
     if (!address.ok()) return Annotate(address.status(), "tcp");

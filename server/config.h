@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <string>
+#include <vector>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
@@ -20,8 +21,10 @@ struct ServerConfig {
   std::string web = "off";               // host:port on the loopback of the page, or off
   std::string agent = "auto";            // auto: hierad sees to a local agent; none
   std::string agent_lifetime = "service";   // service: workers outlive hierad; session: they end with it
+  std::string worker_user;               // of the local agent: whose account ranks run as; empty: its own
   int cpu_slots = -1;                    // of the local agent; -1: its own choice
   std::string runs_folder;               // empty: STATE/runs
+  std::string allowed_roots;             // folders, ':' between them; empty: paths of jobs may be anywhere
   double stop_grace_s = 30;
   double node_lost_after_s = 15;
   double hang_after_s = 30;              // no step for so long, or 10 median steps if more, is a hang
@@ -38,6 +41,8 @@ absl::Status ReadConfig(const std::string& path, ServerConfig* config);
 
 // Fills what depends on other settings, makes paths absolute, and checks everything.
 absl::Status CompleteConfig(ServerConfig* config);
+
+std::vector<std::string> AllowedRoots(const ServerConfig& config);
 
 // /var/lib/hierad for root, else $XDG_STATE_HOME/hierad or ~/.local/state/hierad.
 std::string DefaultStateFolder();

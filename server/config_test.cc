@@ -52,8 +52,10 @@ TEST_F(ConfigTest, TheShippedFileHoldsTheDefaults) {
   EXPECT_EQ(shipped.metrics, built_in.metrics);
   EXPECT_EQ(shipped.agent, built_in.agent);
   EXPECT_EQ(shipped.agent_lifetime, built_in.agent_lifetime);
+  EXPECT_EQ(shipped.worker_user, built_in.worker_user);
   EXPECT_EQ(shipped.cpu_slots, built_in.cpu_slots);
   EXPECT_EQ(shipped.runs_folder, built_in.runs_folder);
+  EXPECT_EQ(shipped.allowed_roots, built_in.allowed_roots);
   EXPECT_EQ(shipped.stop_grace_s, built_in.stop_grace_s);
   EXPECT_EQ(shipped.node_lost_after_s, built_in.node_lost_after_s);
   EXPECT_EQ(shipped.hang_after_s, built_in.hang_after_s);
@@ -92,6 +94,27 @@ TEST_F(ConfigTest, TcpNeedsCertificates) {
     EXPECT_THAT(Problem(absl::StrCat("tcp: ", address, "\n")), HasSubstr("mutual TLS only")) << address;
   }
   EXPECT_THAT(Problem("tcp: 127.0.0.1\n"), HasSubstr("host:port"));
+}
+
+TEST_F(ConfigTest, AllowedRootsAreAbsoluteFolders) {
+  auto config = Read("allowed_roots: /data:/home/lab\n");
+  ASSERT_TRUE(config.ok()) << config.status();
+  EXPECT_THAT(AllowedRoots(*config), testing::ElementsAre("/data", "/home/lab"));
+  EXPECT_THAT(Problem("allowed_roots: data\n"), HasSubstr("absolute"));
+  EXPECT_THAT(Problem("allowed_roots: '/data:'\n"), HasSubstr("absolute"));
+}
+
+TEST_F(ConfigTest, RanksOfAnotherAccountNeedASocketAndAFolderThatTheyCanReach) {
+  EXPECT_THAT(Problem("worker_user: no-such-user\n"), testing::AllOf(HasSubstr("worker_user"), HasSubstr("no user \"no-such-user\"")));
+  EXPECT_THAT(Problem("worker_user: root\n"), HasSubstr("do not run as root"));
+  if (geteuid() != 0) {
+    EXPECT_THAT(Problem("worker_user: submitter\n"), HasSubstr("as root"));
+    return;
+  }
+  EXPECT_THAT(Problem("worker_user: nobody\n"), HasSubstr("access: group or everyone"));
+  EXPECT_THAT(Problem("worker_user: submitter\naccess: everyone\n"), HasSubstr("runs_folder"));
+  EXPECT_THAT(Problem("worker_user: nobody\naccess: everyone\nstate_folder: /s\nruns_folder: /s/r\n"), HasSubstr("in the state folder"));
+  EXPECT_TRUE(Read("worker_user: nobody\naccess: everyone\nstate_folder: /s\nruns_folder: /srv\n").ok());
 }
 
 TEST_F(ConfigTest, AccessOfAGroupNamesIt) {

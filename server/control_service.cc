@@ -76,7 +76,7 @@ grpc::Status ControlService::Submit(grpc::ServerContext* context, const v1::Subm
   auto known = Await<v1::SubmitReply>([&](auto done) { coordinator_->FindByClientKey(request->client_key(), caller->name, done); });
   if (known.ok() || !absl::IsNotFound(known.status())) return Answer(std::move(known), reply);
   v1::SubmitRequest checked = *request;
-  if (absl::Status s = AsStatus(PrepareSpec(checked.mutable_spec())); !s.ok()) return ToRpc(s);
+  if (absl::Status s = AsStatus(PrepareSpec(checked.mutable_spec(), allowed_roots_)); !s.ok()) return ToRpc(s);
   const std::string& folder = checked.spec().output().folder();
   const absl::Status folder_check = folder.empty() ? absl::OkStatus() : CheckOutputFolder(folder);
   return Answer(Await<v1::SubmitReply>([&](auto done) { coordinator_->Submit(std::move(checked), caller->name, folder_check, done); }), reply);
@@ -84,7 +84,7 @@ grpc::Status ControlService::Submit(grpc::ServerContext* context, const v1::Subm
 
 grpc::Status ControlService::Validate(grpc::ServerContext*, const v1::ValidateRequest* request, v1::ValidateReply* reply) {
   v1::JobSpec spec = request->spec();
-  for (const std::string& problem : PrepareSpec(&spec)) reply->add_problems(problem);
+  for (const std::string& problem : PrepareSpec(&spec, allowed_roots_)) reply->add_problems(problem);
   if (reply->problems_size() > 0) return grpc::Status::OK;
   if (!spec.output().folder().empty()) {
     if (absl::Status s = CheckOutputFolder(spec.output().folder()); !s.ok()) reply->add_problems(std::string(s.message()));

@@ -21,8 +21,10 @@ class ControlService : public v1::ControlService::Service {
   static constexpr size_t kGarbage = 1000;   // in one reply of CollectGarbage
 
   // `history` may be null.
-  ControlService(Coordinator* coordinator, const Authz* authz, const Clock* clock, const History* history, std::string version, std::string commit)
+  ControlService(Coordinator* coordinator, const Authz* authz, const Clock* clock, const History* history, std::string version, std::string commit,
+                 std::vector<std::string> allowed_roots)
       : coordinator_(coordinator), authz_(authz), clock_(clock), history_(history), version_(std::move(version)), commit_(std::move(commit)),
+        allowed_roots_(std::move(allowed_roots)),
         started_ms_(clock->UnixMs()) {}
 
   // Ends the streams; before the server is shut down.
@@ -59,6 +61,7 @@ class ControlService : public v1::ControlService::Service {
   const Clock* const clock_;
   const History* const history_;
   const std::string version_, commit_;
+  const std::vector<std::string> allowed_roots_;
   const int64_t started_ms_;
   std::atomic<int> streams_{0};
   std::mutex mutex_;

@@ -38,6 +38,7 @@ namespace hierad {
 
 struct CoordinatorOptions {
   std::string runs_folder;                             // absolute
+  std::string worker_user;                             // whose account ranks run as, and so run folders are made as; see AccountFor
   History* history = nullptr;                          // outlives the coordinator; none: no steps are kept (tests)
   std::chrono::nanoseconds node_lost_after = std::chrono::seconds(15);
   std::chrono::milliseconds stop_grace = std::chrono::seconds(30);   // from SIGTERM to SIGKILL of a cancelled worker

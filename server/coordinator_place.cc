@@ -179,7 +179,7 @@ void Coordinator::Begin(LiveJob* job, const std::vector<struct Place>& places) {
   Placed placed;
   placed.credential = NewCredential();
   absl::Status made = Failpoint("hierad.run_folder");
-  if (made.ok()) made = MakeRunFolder(job->row, placed.credential);
+  if (made.ok()) made = MakeRunFolder(job->row, placed.credential, options_.worker_user);
   if (!made.ok()) {
     const bool ours = made.code() == absl::StatusCode::kResourceExhausted || made.code() == absl::StatusCode::kInternal ||
                       made.code() == absl::StatusCode::kUnavailable;

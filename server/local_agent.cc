@@ -92,6 +92,10 @@ absl::Status LocalAgent::Spawn() {
     words.push_back("--cpu-slots");
     words.push_back(absl::StrCat(options_.cpu_slots));
   }
+  if (!options_.worker_user.empty()) {
+    words.push_back("--worker-user");
+    words.push_back(options_.worker_user);
+  }
   std::vector<char*> argv;
   for (std::string& word : words) argv.push_back(word.data());
   argv.push_back(nullptr);

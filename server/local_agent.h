@@ -21,6 +21,7 @@ struct LocalAgentOptions {
   std::string state_folder;    // its own: holds agent.lock and agent.log
   std::string lifetime;        // service or session
   int cpu_slots = -1;
+  std::string worker_user;     // empty: its own account
 };
 
 class LocalAgent {

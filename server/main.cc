@@ -7,6 +7,8 @@
 #include <unistd.h>
 
 #include <CLI/CLI.hpp>
+#include <atomic>
+#include <chrono>
 #include <cstdio>
 #include <memory>
 #include <thread>
@@ -14,6 +16,7 @@
 #include "absl/strings/str_cat.h"
 #include "base/fs.h"
 #include "base/log_format.h"
+#include "base/service_notify.h"
 #include "base/status.h"
 #include "base/subprocess.h"
 #include "hierad/version.h"
@@ -34,8 +37,26 @@ namespace {
 
 constexpr char kSystemConfig[] = "/etc/hierad/hierad.yaml";
 
+// Meanwhile systemd is told, where it asks, that the coordinator answers.
+int AwaitSignal(const sigset_t& signals, const ServiceNotify& notify, Coordinator* coordinator) {
+  const auto alive = std::make_shared<std::atomic<bool>>(true);
+  while (true) {
+    if (!notify.watchdog()) {
+      int number = 0;
+      sigwait(&signals, &number);
+      return number;
+    }
+    const auto seconds = std::chrono::duration_cast<std::chrono::seconds>(*notify.watchdog());
+    const timespec wait{seconds.count(), (*notify.watchdog() - seconds).count() * 1'000'000};
+    const int number = sigtimedwait(&signals, nullptr, &wait);
+    if (number > 0) return number;
+    if (alive->exchange(false)) notify.Send("WATCHDOG=1");
+    coordinator->Get(0, [alive](const absl::StatusOr<v1::Job>&) { *alive = true; });
+  }
+}
+
 // Everything that can be refused is refused before any state changes.
-absl::Status Serve(const ServerConfig& config, const sigset_t& stop_signals) {
+absl::Status Serve(const ServerConfig& config, const sigset_t& stop_signals, const ServiceNotify& notify) {
   const Clock& clock = Clock::System();
   const std::string version(Version()), commit(Commit());
   if (!config.tcp.empty()) {
@@ -56,6 +77,7 @@ absl::Status Serve(const ServerConfig& config, const sigset_t& stop_signals) {
   ASSIGN_OR_RETURN(std::unique_ptr<Store> store, Store::Open(JoinPath(config.state_folder, "hierad.db")));
   CoordinatorOptions options;
   options.runs_folder = config.runs_folder;
+  options.worker_user = config.worker_user;
   ASSIGN_OR_RETURN(const std::unique_ptr<History> history, History::Open(JoinPath(config.state_folder, "history")));
   options.history = history.get();
   const auto seconds = [](double s) { return std::chrono::milliseconds(static_cast<int64_t>(s * 1000)); };
@@ -72,7 +94,7 @@ absl::Status Serve(const ServerConfig& config, const sigset_t& stop_signals) {
   };
 
   auto rpc = RpcServer::Start({config.listen, config.tcp, version, commit, history.get(), UserName(geteuid()), config.certificates, config.access,
-                               config.access_group}, coordinator.get(), &clock);
+                               config.access_group, AllowedRoots(config)}, coordinator.get(), &clock);
   if (!rpc.ok()) {
     end_loop();
     return rpc.status();
@@ -81,7 +103,7 @@ absl::Status Serve(const ServerConfig& config, const sigset_t& stop_signals) {
   if (config.agent == "auto") {
     auto folder = ProgramFolder();
     LocalAgentOptions agent_options{folder.ok() ? JoinPath(*folder, "hierad-agent") : "hierad-agent", config.listen,
-                                    JoinPath(config.state_folder, "agent"), config.agent_lifetime, config.cpu_slots};
+                                    JoinPath(config.state_folder, "agent"), config.agent_lifetime, config.cpu_slots, config.worker_user};
     agent = std::make_unique<LocalAgent>(agent_options, &clock);
     if (absl::Status started = agent->Start(); !started.ok()) {
       (*rpc)->Stop();
@@ -107,8 +129,9 @@ absl::Status Serve(const ServerConfig& config, const sigset_t& stop_signals) {
   }
   spdlog::info("hierad {} ({}) listens on {}{}{}; state in {}", version, commit, config.listen, config.tcp.empty() ? "" : ", ", config.tcp, config.state_folder);
 
-  int number = 0;
-  sigwait(&stop_signals, &number);
+  notify.Send("READY=1");
+  const int number = AwaitSignal(stop_signals, notify, coordinator.get());
+  notify.Send("STOPPING=1");
   spdlog::info("stopping on signal {}", number);
   coordinator->BeginDrain();
   if (agent != nullptr && config.agent_lifetime == "session") {
@@ -142,6 +165,7 @@ void SetUpLog(const ServerConfig& config) {
 }
 
 int Main(int argc, char** argv) {
+  const ServiceNotify notify;
   CLI::App app{"hierad: queues, places and follows training jobs."};
   app.set_version_flag("--version", absl::StrCat(std::string(Version()), " (", std::string(Commit()), ")"));
   std::string config_file;
@@ -157,6 +181,7 @@ int Main(int argc, char** argv) {
   app.add_option("--web", flags.web, "host:port on the loopback of the web page, or off; default: off");
   app.add_option("--agent", flags.agent, "auto: see to the agent of this machine; none; default: auto");
   app.add_option("--agent-lifetime", flags.agent_lifetime, "service: workers outlive hierad; session: they end with it; default: service");
+  app.add_option("--worker-user", flags.worker_user, "Whose account ranks run as, where hierad is root: a user name, or submitter; default: root");
   app.add_option("--cpu-slots", flags.cpu_slots, "CPU ranks at a time on this machine; default: one per core");
   app.add_option("--runs,--runs-folder", flags.runs_folder, "Folder of the runs; default: STATE/runs");
   app.add_option("--stop-grace,--stop-grace-s", flags.stop_grace_s, "Seconds from SIGTERM to SIGKILL of a cancelled worker; default: 30");
@@ -189,6 +214,7 @@ int Main(int argc, char** argv) {
   over("--web", config.web, flags.web);
   over("--agent", config.agent, flags.agent);
   over("--agent-lifetime", config.agent_lifetime, flags.agent_lifetime);
+  over("--worker-user", config.worker_user, flags.worker_user);
   over("--cpu-slots", config.cpu_slots, flags.cpu_slots);
   over("--runs", config.runs_folder, flags.runs_folder);
   over("--stop-grace", config.stop_grace_s, flags.stop_grace_s);
@@ -212,7 +238,7 @@ int Main(int argc, char** argv) {
   pthread_sigmask(SIG_BLOCK, &stop_signals, nullptr);
   signal(SIGPIPE, SIG_IGN);
   umask(022);
-  if (status.ok()) status = Serve(config, stop_signals);
+  if (status.ok()) status = Serve(config, stop_signals, notify);
   if (!status.ok()) {
     fprintf(stderr, "hierad: %s\n", std::string(status.message()).c_str());
     return 1;

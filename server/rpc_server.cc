@@ -92,7 +92,7 @@ std::shared_ptr<grpc::ServerCredentials> TlsCredentials(const std::string& folde
 
 RpcServer::RpcServer(const RpcServerOptions& options, std::unique_ptr<PeerIdentity> peers, Coordinator* coordinator, const Clock* clock)
     : peers_(std::move(peers)), authz_(peers_.get(), options.owner),
-      control_(coordinator, &authz_, clock, options.history, options.version, options.commit), agents_(coordinator, &authz_), workers_(coordinator) {}
+      control_(coordinator, &authz_, clock, options.history, options.version, options.commit, options.allowed_roots), agents_(coordinator, &authz_), workers_(coordinator) {}
 
 RpcServer::~RpcServer() { Stop(); }
 

@@ -27,6 +27,7 @@ struct RpcServerOptions {
   std::string certificates;   // folder, for tcp
   std::string access = "owner";   // who may open the unix socket: owner, group, everyone
   std::string access_group;
+  std::vector<std::string> allowed_roots;   // of jobs' paths; empty: anywhere
 };
 
 class RpcServer {

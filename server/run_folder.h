@@ -16,6 +16,7 @@ std::string NormalFolder(const std::string& folder);
 absl::Status CheckOutputFolder(const std::string& folder);
 
 // Makes it and writes there the resolved job.yaml and the mark of the attempt that begins: ranks of an older one end.
-absl::Status MakeRunFolder(const JobRow& job, const std::string& credential);
+// All of it with the rights of the account that the ranks will run as (see AccountFor).
+absl::Status MakeRunFolder(const JobRow& job, const std::string& credential, const std::string& worker_user);
 
 }  // namespace hierad

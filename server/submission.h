@@ -10,7 +10,7 @@
 namespace hierad {
 
 // Fills defaults and makes the output folder comparable. Problems as sentences; empty: legal.
-std::vector<std::string> PrepareSpec(v1::JobSpec* spec);
+std::vector<std::string> PrepareSpec(v1::JobSpec* spec, const std::vector<std::string>& allowed_roots = {});
 
 // 1 to limits::kClientKeyBytes printable characters.
 absl::Status CheckClientKey(const std::string& key);

@@ -36,6 +36,7 @@ Agent::Time Agent::Now() { return Clock::System().Monotonic(); }
 
 absl::Status Agent::Run() {
   if (!wake_) return absl::InternalError("cannot make an eventfd: the limit of open files is too low; see ulimit -n");
+  if (options_.notify != nullptr) options_.notify->Send("READY=1");   // ranks of a former agent are adopted
   while (true) {
     if (!session_ && Now() >= next_connect_) Connect();
     if (changed_ || Now() >= next_report_) Report();
@@ -79,6 +80,7 @@ void Agent::OnSignal(int number) {
     leaving_ = true;
     return;
   }
+  if (options_.notify != nullptr) options_.notify->Send("STOPPING=1");
   // A second signal: without grace.
   spdlog::info("ending {} ranks{}", ranks_->running(), ending_ ? " at once" : "");
   ranks_->EndAll(ending_ ? milliseconds{0} : grace_);
@@ -126,6 +128,7 @@ void Agent::Connect() {
 void Agent::Report() {
   next_report_ = Now() + kReportEvery;
   changed_ = false;
+  if (options_.notify != nullptr && options_.notify->watchdog()) options_.notify->Send("WATCHDOG=1");
   if (!session_ || !Failpoint("agent.report").ok()) return;
   v1::AgentReport report;
   report.set_node(options_.node);

@@ -9,6 +9,7 @@
 
 #include "absl/status/status.h"
 #include "base/fs.h"
+#include "base/service_notify.h"
 #include "hierad/v1/agent.pb.h"
 #include "server/agent/agent_session.h"
 #include "server/agent/ranks.h"
@@ -25,6 +26,7 @@ class Agent {
     std::vector<v1::Slot> slots;
     // What SIGTERM means: leave the ranks running for the next agent (service), or end them first (session).
     bool session_lifetime = false;
+    const ServiceNotify* notify = nullptr;   // none: nobody is told
     int signals = -1;          // signalfd of SIGTERM, SIGINT and SIGCHLD
   };
   Agent(Options options, std::unique_ptr<Ranks> ranks);

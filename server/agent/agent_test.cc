@@ -202,6 +202,7 @@ class AgentTest : public testing::Test {
       assignment->set_local_world_size(2);
       assignment->set_run_folder(Path("run"));
       assignment->set_credential("secret");
+      assignment->set_user("root");
       assignment->mutable_slot()->set_id("cpu-" + std::to_string(rank));
       assignment->mutable_slot()->set_kind(v1::Slot::CPU);
       assignment->mutable_slot()->set_threads(5);
@@ -291,6 +292,8 @@ TEST_F(AgentTest, RankGetsItsAssignmentItsEnvironmentAndItsLog) {
   v1::Assignment assignment;
   ASSERT_TRUE(assignment.ParseFromString(Read("run/assignment")));
   EXPECT_EQ(assignment.credential(), "secret");
+  EXPECT_EQ(assignment.endpoint(), endpoint_);          // what the agent itself dials
+  EXPECT_EQ(assignment.node_address(), "127.0.0.1");
   EXPECT_EQ(Read("run/arguments"), "run --assignment-fd 3\n");
   const std::string environment = Read("run/env.txt");
   for (const char* line : {"RANK=0\n", "LOCAL_RANK=0\n", "WORLD_SIZE=2\n", "LOCAL_WORLD_SIZE=2\n",
@@ -300,6 +303,49 @@ TEST_F(AgentTest, RankGetsItsAssignmentItsEnvironmentAndItsLog) {
   const std::string log = Read("run/rank-0.log");
   EXPECT_EQ(log.rfind("---- job 7, attempt 1, rank 0, cpu-0, ", 0), 0u) << log;
   EXPECT_TRUE(log.ends_with("to stdout\nto stderr\n")) << log;
+}
+
+TEST_F(AgentTest, RankOfAnotherAccountHasItsRightsOnly) {
+  if (geteuid() != 0) {
+    std::fprintf(stderr, "not run here, for want of root: ranks of another account\n");
+    return;
+  }
+  ASSERT_EQ(chmod(folder_.c_str(), 0755), 0);
+  ASSERT_TRUE(MakeFolders(Path("run")).ok());
+  ASSERT_EQ(chmod(Path("run").c_str(), 0777), 0);
+  StartAgent("id -u > who; grep -E '^(CapEff|CapBnd|NoNewPrivs)' /proc/self/status >> who; cat " + Path("state/agent.id") +
+                 " 2>&1 >> who | grep -c denied >> who; echo $USER >> who; kill -0 $PPID 2>/dev/null || echo alone >> who",
+             {"--worker-user", "nobody"});
+  Assign();
+  const v1::RankProcess ended = Ended();
+  EXPECT_EQ(ended.reason(), v1::REASON_COMPLETED) << ended.last_words();
+  EXPECT_EQ(Read("run/who"), "65534\nCapEff:\t0000000000000000\nCapBnd:\t0000000000000000\nNoNewPrivs:\t1\n1\nnobody\nalone\n");
+  struct stat info {};
+  ASSERT_EQ(stat(Path("run/rank-0.log").c_str(), &info), 0);
+  EXPECT_EQ(info.st_uid, 65534u);
+}
+
+TEST_F(AgentTest, RankOfAnotherAccountIsEndedWithItsTree) {
+  if (geteuid() != 0) return;   // said above
+  ASSERT_EQ(chmod(folder_.c_str(), 0755), 0);
+  ASSERT_TRUE(MakeFolders(Path("run")).ok());
+  ASSERT_EQ(chmod(Path("run").c_str(), 0777), 0);
+  StartAgent(std::string("trap '' TERM\n") + kHide + kStay, {"--worker-user", "nobody"});
+  Assign();
+  const pid_t pid = Running(), hidden = PidIn("hidden");
+  Unassign();
+  Ended();
+  EXPECT_FALSE(Alive(pid));
+  EXPECT_FALSE(Alive(hidden));
+}
+
+TEST_F(AgentTest, JobOfRootIsRefusedWhereRanksAreTheSubmitters) {
+  if (geteuid() != 0) return;   // said above
+  StartAgent("exit 0", {"--worker-user", "submitter"});
+  Assign();
+  const v1::RankProcess ended = Ended();
+  EXPECT_EQ(ended.reason(), v1::REASON_USER_ERROR);
+  EXPECT_NE(ended.last_words().find("submitted by root"), std::string::npos) << ended.last_words();
 }
 
 TEST_F(AgentTest, ExitIsReportedUntilAcknowledgedEvenAcrossTheAgentsDeath) {

@@ -27,6 +27,8 @@
 #include "base/limits.h"
 #include "base/status.h"
 #include "hierad/v1/agent.pb.h"
+#include "base/account.h"
+#include "server/agent/cgroup.h"
 #include "server/agent/exit_record.h"
 #include "server/agent/process_tree.h"
 #include "server/agent/rank_name.h"
@@ -44,7 +46,11 @@ std::string ErrnoText(int error) { return std::generic_category().message(error)
 
 class Keeper {
  public:
-  Keeper(std::string name, std::string worker) : name_(std::move(name)), worker_(std::move(worker)) {}
+  struct Options {
+    std::string name, worker, account, cgroup_home;
+    int64_t memory_max = 0;
+  };
+  explicit Keeper(Options options) : options_(std::move(options)), name_(options_.name), worker_(options_.worker) {}
   int Run();
 
  private:
@@ -69,7 +75,10 @@ class Keeper {
   }
   static nanoseconds Now() { return Clock::System().Monotonic(); }
 
+  const Options options_;
   const std::string name_, worker_;
+  std::optional<Account> account_;     // none: the keeper's own
+  std::optional<RankCgroup> cgroup_;   // none: the agent has no control groups to give
   v1::Assignment assignment_;
   v1::RankProcess process_;
   UniqueFd control_{kKeeperControlFd}, listener_, log_;
@@ -128,6 +137,13 @@ absl::Status Keeper::Prepare() {
   process_.set_rank(assignment_.rank());
   process_.set_slot_id(assignment_.slot().id());
   RETURN_IF_ERROR(Listen());
+  if (!options_.account.empty()) {
+    ASSIGN_OR_RETURN(account_, FindAccount(options_.account));   // the keeper stays what it is, to be able to end the worker
+  }
+  if (!options_.cgroup_home.empty()) {
+    const char* mark = std::getenv(kRankVariable);
+    ASSIGN_OR_RETURN(cgroup_, RankCgroup::Make(options_.cgroup_home, mark == nullptr ? name_ : mark, options_.memory_max));
+  }
   return OpenLog();
 }
 
@@ -151,6 +167,7 @@ absl::Status Keeper::Listen() {
 }
 
 absl::Status Keeper::OpenLog() {
+  const FilesAs rights(account_);
   const std::string& folder = assignment_.run_folder();
   if (absl::Status made = MakeFolders(folder); !made.ok()) {
     return ErrorOf(v1::REASON_USER_ERROR,
@@ -189,7 +206,11 @@ absl::Status Keeper::StartWorker() {
   if (pid_ < 0) return ErrorOf(v1::REASON_INTERNAL, "cannot start the worker: " + ErrnoText(errno));
   // The pipe closes with exec; before that it brings what failed.
   int error = 0;
-  if (read(reading.get(), &error, sizeof error) == sizeof error) {
+  if (read(reading.get(), &error, sizeof error) == sizeof error && error < 0) {
+    return ErrorOf(v1::REASON_INTERNAL, "cannot start the worker with the rights of " + (account_ ? account_->name : "its agent") + ": " +
+                                            ErrnoText(-error));
+  }
+  if (error != 0) {
     return ErrorOf(v1::REASON_INTERNAL, "cannot run the worker \"" + worker_ + "\": " + ErrnoText(error) +
                                             "; install it there or name another by hierad-agent --worker");
   }
@@ -204,8 +225,6 @@ void Keeper::BecomeWorker(pid_t keeper, int report) {
     _exit(kNotStarted);
   };
   setsid();
-  prctl(PR_SET_PDEATHSIG, SIGKILL);
-  if (getppid() != keeper) _exit(kNotStarted);   // it died before the line above
   for (const int signal_number : {SIGPIPE, SIGTERM, SIGINT, SIGHUP}) signal(signal_number, SIG_DFL);
   sigset_t none;
   sigemptyset(&none);
@@ -215,6 +234,12 @@ void Keeper::BecomeWorker(pid_t keeper, int report) {
   // Through /proc: a file offset of its own, at 0.
   const int assignment = open(("/proc/self/fd/" + std::to_string(kKeeperAssignmentFd)).c_str(), O_RDONLY);
   if (assignment < 0 || dup2(assignment, kWorkerAssignmentFd) < 0) fail(errno);
+  if (cgroup_) {
+    if (const int error = cgroup_->Enter(0); error != 0) fail(-error);
+  }
+  if (const int error = DropPrivileges(account_); error != 0) fail(-error);
+  prctl(PR_SET_PDEATHSIG, SIGKILL);   // after the account: taking one clears it
+  if (getppid() != keeper) _exit(kNotStarted);   // it died before the line above
   if (chdir(assignment_.run_folder().c_str()) != 0) fail(errno);
   if (null > kWorkerAssignmentFd) close(null);
   if (assignment > kWorkerAssignmentFd) close(assignment);
@@ -289,6 +314,7 @@ void Keeper::OnTick() {
 void Keeper::RotateLog() {
   struct stat info {};
   if (fstat(log_.get(), &info) != 0 || info.st_size <= limits::kLogFileBytes) return;
+  const FilesAs rights(account_);
   const std::string path = JoinPath(assignment_.run_folder(), "rank-" + std::to_string(assignment_.rank()) + ".log.1");
   const UniqueFd old(open(path.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC | O_NOFOLLOW, 0644));
   char buffer[65536];
@@ -312,6 +338,7 @@ bool Keeper::Reap() {
 void Keeper::KillTree() {
   // As subreaper, no child left means no descendant left. A process in an uninterruptible wait holds this up: rightly,
   // its memory and its GPU are still in use.
+  if (cgroup_) cgroup_->Kill();
   for (int wait_ms = 1; Reap(); wait_ms = std::min(wait_ms * 2, 200)) {
     FreezeAndKill([] { return Descendants(getpid()); });
     if (!Reap()) return;
@@ -328,8 +355,9 @@ void Keeper::RecordEnd() {
   } else {
     process_.set_exit_code(WEXITSTATUS(status));
   }
+  const std::optional<int64_t> counted = cgroup_ ? cgroup_->OomKills() : std::nullopt;
   process_.set_reason(agent_lost_ && WIFSIGNALED(status) ? v1::REASON_NODE_LOST
-                                                         : ClassifyExit(status, ordered_, oom_.KilledRecently()));
+                                                         : ClassifyExit(status, ordered_, counted ? *counted > 0 : oom_.KilledRecently()));
   process_.set_last_words(LastWords(log_.get(), log_start_));
 }
 
@@ -346,6 +374,7 @@ void Keeper::Publish() {
   (void)WriteFileAtomic(RanksPath(".exit"), process_.SerializeAsString(), 0600);
   (void)Failpoint("keeper.recorded");
   unlink(RanksPath(".sock").c_str());
+  if (cgroup_) cgroup_->Remove();
   Send();
 }
 
@@ -358,14 +387,14 @@ void Keeper::Send() {
 }  // namespace
 
 int KeeperMain(int argc, char** argv) {
-  if (argc != 4 || !RankName::Parse(argv[2])) {
+  if (argc != 7 || !RankName::Parse(argv[2])) {
     std::fprintf(stderr, "hierad-agent: --keeper is for the agent's own use\n");
     return 1;
   }
   prctl(PR_SET_NAME, "hierad-keeper");   // exec of /proc/self/exe named it "exe"
   close_range(kKeeperRanksFd + 1, ~0U, 0);
   for (const int fd : {kKeeperControlFd, kKeeperAssignmentFd, kKeeperRanksFd}) fcntl(fd, F_SETFD, FD_CLOEXEC);
-  return Keeper(argv[2], argv[3]).Run();
+  return Keeper({argv[2], argv[3], argv[4], argv[5], std::atoll(argv[6])}).Run();
 }
 
 }  // namespace hierad

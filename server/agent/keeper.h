@@ -8,6 +8,8 @@
 // - The keeper dies: the worker has PR_SET_PDEATHSIG; what is left is found by kRankVariable and killed by the agent.
 // - The worker ends: what it left running is killed, RANKS/NAME.exit is written (a RankProcess; durable until hierad has
 //   acknowledged it), and the keeper ends.
+// With a control group (cgroup.h) the tree is ended by cgroup.kill first. The worker runs as ACCOUNT
+// (base/account.h), with no_new_privs; paths that the job names are opened with the account's rights.
 // Not guaranteed without cgroups: processes of a tree whose keeper *and* agent die by SIGKILL live until the next start
 // of an agent on the same state folder.
 #pragma once
@@ -22,7 +24,8 @@ inline constexpr int kKeeperRanksFd = 5;       // folder of NAME.sock and NAME.e
 inline constexpr int kWorkerAssignmentFd = 3;  // where the worker finds its Assignment
 inline constexpr int kKeeperMessageBytes = 64 << 10;   // a RankProcess with its last words, many times over
 
-// argv: hierad-agent --keeper NAME WORKER. The environment is the worker's. Returns the exit status.
+// argv: hierad-agent --keeper NAME WORKER ACCOUNT CGROUP_HOME MEMORY_MAX, where ACCOUNT and CGROUP_HOME may be empty and
+// MEMORY_MAX 0. The environment is the worker's. Returns the exit status.
 int KeeperMain(int argc, char** argv);
 
 }  // namespace hierad

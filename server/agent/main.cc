@@ -18,9 +18,12 @@
 #include "base/channel/certificates.h"
 #include "base/fs.h"
 #include "base/log_format.h"
+#include "base/service_notify.h"
 #include "base/status.h"
 #include "hierad/version.h"
+#include "base/account.h"
 #include "server/agent/agent.h"
+#include "server/agent/cgroup.h"
 #include "server/agent/keeper.h"
 #include "server/agent/ranks.h"
 #include "server/agent/slots.h"
@@ -31,8 +34,9 @@ namespace hierad {
 namespace {
 
 struct Flags {
-  std::string server, node, state, worker, address, certificates, worker_certificates, gpus = "auto", lifetime = "service";
+  std::string server, node, state, worker, address, certificates, worker_certificates, worker_user, gpus = "auto", lifetime = "service";
   int cpu_slots = -1;
+  double memory_max_gib = 0;
 };
 
 std::string HostName() {
@@ -100,7 +104,36 @@ absl::Status CheckCertificates(const Flags& flags) {
   return ReadCertificates(flags.worker_certificates).status();
 }
 
-absl::Status Serve(const Flags& flags) {
+// As whom ranks run, and whether they get control groups.
+absl::Status ChooseRights(const Flags& flags, Ranks::Options* ranks) {
+  ranks->worker_user = flags.worker_user;
+  // The name is looked at now; whose a submitter's job is, when it comes.
+  if (flags.worker_user != "submitter") RETURN_IF_ERROR(AccountFor(flags.worker_user, "").status());
+  if (flags.worker_user == "submitter" && geteuid() != 0) {
+    return absl::FailedPreconditionError("--worker-user submitter: only an agent of root can start ranks as the users who submit; start "
+                                         "hierad-agent as root");
+  }
+  if (geteuid() == 0 && flags.worker_user.empty()) {
+    spdlog::warn("ranks run as root; on a machine that others use, give --worker-user");
+  }
+  ranks->memory_max = int64_t(flags.memory_max_gib * double(int64_t{1} << 30));
+  auto home = FindCgroupHome();
+  if (home.ok()) {
+    if (const absl::Status tried = TryCgroup(*home, ranks->memory_max); !tried.ok()) home = tried;
+  }
+  ranks->cgroup_home = home.value_or("");
+  if (home.ok()) {
+    spdlog::info("ranks get control groups below {}", *home);
+  } else if (ranks->memory_max > 0) {
+    return absl::FailedPreconditionError("--memory-max: " + std::string(home.status().message()) + "; leave it out, or start the agent by its "
+                                                                                                   "unit of systemd 254, with DelegateSubgroup=agent");
+  } else {
+    spdlog::info("ranks get no control groups ({}); their trees are found through /proc", std::string(home.status().message()));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status Serve(const Flags& flags, const ServiceNotify& notify) {
   RETURN_IF_ERROR(CheckCertificates(flags));
   // Before any thread exists: every thread of gRPC inherits the mask, so the signals come to the loop alone.
   sigset_t signals;
@@ -121,12 +154,14 @@ absl::Status Serve(const Flags& flags) {
   ASSIGN_OR_RETURN(options.slots, DetectSlots(slot_options));
   options.session_lifetime = flags.lifetime == "session";
   options.signals = signal_fd.get();
+  options.notify = &notify;
   // Absolute: the worker is started in the run's folder.
   std::error_code error;
   const std::string worker = std::filesystem::absolute(flags.worker, error).string();
   Ranks::Options ranks_options{.state_folder = state, .worker = worker, .server = flags.server,
                                .worker_certificates = flags.worker_certificates, .address = flags.address};
   ASSIGN_OR_RETURN(ranks_options.agent_id, StateId(state));
+  RETURN_IF_ERROR(ChooseRights(flags, &ranks_options));
   ASSIGN_OR_RETURN(std::unique_ptr<Ranks> ranks, Ranks::Open(ranks_options));
   spdlog::info("hierad-agent {} on {}: {} slots, {} ranks adopted, state {}", std::string(Version()), flags.node,
                options.slots.size(), ranks->running(), state);
@@ -134,6 +169,7 @@ absl::Status Serve(const Flags& flags) {
 }
 
 int Main(int argc, char** argv) {
+  const ServiceNotify notify;
   Flags flags;
   flags.node = HostName();
   flags.worker = JoinPath(OwnFolder(), "hiera-worker");
@@ -143,6 +179,11 @@ int Main(int argc, char** argv) {
   app.add_option("--node", flags.node, "Name of this node")->capture_default_str();
   app.add_option("--certificates", flags.certificates, "Folder with ca.crt, tls.crt and tls.key of this agent, for host:port");
   app.add_option("--worker-certificates", flags.worker_certificates, "The same of its ranks, for host:port");
+  app.add_option("--worker-user", flags.worker_user,
+                 "Whose account ranks run as, for an agent of root: a user name, or submitter (who submitted the job); never root's. "
+                 "Default: the agent's own");
+  app.add_option("--memory-max", flags.memory_max_gib, "GiB of memory of each rank, by its control group; default: no limit")
+      ->check(CLI::Range(0.0, 1e6));
   app.add_option("--address", flags.address,
                  "Where ranks of this node listen for those of other nodes; default: the address on the way to hierad");
   app.add_option("--state", flags.state, "Folder of this agent alone; made if missing")->required();
@@ -161,7 +202,7 @@ int Main(int argc, char** argv) {
   }
   spdlog::set_default_logger(spdlog::stderr_color_mt("hierad-agent"));
   spdlog::set_formatter(std::make_unique<LogLine>("hierad-agent", LogLine::Fields{}));
-  if (const absl::Status status = Serve(flags); !status.ok()) {
+  if (const absl::Status status = Serve(flags, notify); !status.ok()) {
     std::fprintf(stderr, "hierad-agent: %s\n", std::string(status.message()).c_str());
     return 1;
   }

@@ -19,6 +19,7 @@
 #include "base/channel/certificates.h"
 #include "base/failpoint.h"
 #include "base/status.h"
+#include "server/agent/cgroup.h"
 #include "server/agent/keeper.h"
 #include "server/agent/process_tree.h"
 #include "spdlog/spdlog.h"
@@ -59,11 +60,11 @@ bool Tell(int fd, const std::string& message) {
 }  // namespace
 
 std::vector<std::string> RankEnvironment(const v1::Assignment& assignment, const std::string& marker,
-                                         const char* const* inherited) {
+                                         const char* const* inherited, const std::optional<Account>& account) {
   const v1::Slot& slot = assignment.slot();
   const int wanted = assignment.spec().resources().threads_per_rank();
   const int threads = std::max(1, wanted > 0 ? wanted : slot.threads());
-  const std::map<std::string, std::string> own = {
+  std::map<std::string, std::string> own = {
       {"RANK", std::to_string(assignment.rank())},
       {"LOCAL_RANK", std::to_string(assignment.local_rank())},
       {"WORLD_SIZE", std::to_string(assignment.world_size())},
@@ -72,6 +73,10 @@ std::vector<std::string> RankEnvironment(const v1::Assignment& assignment, const
       {"OMP_NUM_THREADS", std::to_string(threads)},
       {kRankVariable, marker},
   };
+  if (account) {
+    own["HOME"] = account->home;
+    own["USER"] = own["LOGNAME"] = account->name;
+  }
   std::vector<std::string> environment;
   for (const char* const* variable = inherited; *variable != nullptr; ++variable) {
     const std::string text = *variable;
@@ -107,6 +112,7 @@ absl::Status Ranks::Adopt() {
   }
   // Whatever carries this folder's mark and belongs to no adopted keeper has outlived its agent.
   KillMarked([this](const RankName& name) { return !entries_.contains(name); });
+  KillGroups([this](const RankName& name) { return !entries_.contains(name); });
   for (const RankName& name : lost) {
     if (!Exists(Path(name, ".exit"))) {
       Entry entry;
@@ -176,7 +182,7 @@ void Ranks::Start(const v1::Assignment& assignment) {
   absl::StatusOr<UniqueFd> keeper = SpawnKeeper(name, assignment);
   (void)Failpoint("agent.started");
   if (!keeper.ok()) {
-    Record(name, &entry, 0, v1::REASON_INTERNAL, std::string(keeper.status().message()));
+    Record(name, &entry, 0, ReasonOf(keeper.status()), std::string(keeper.status().message()));
     return;
   }
   entry.keeper = *std::move(keeper);
@@ -189,8 +195,9 @@ void Ranks::Start(const v1::Assignment& assignment) {
 
 absl::StatusOr<UniqueFd> Ranks::SpawnKeeper(const RankName& name, const v1::Assignment& assignment) {
   const auto failed = [&](const char* what, int error) {
-    return absl::InternalError("cannot start the rank's keeper: " + std::string(what) + ": " + ErrnoText(error));
+    return ErrorOf(v1::REASON_INTERNAL, "cannot start the rank's keeper: " + std::string(what) + ": " + ErrnoText(error));
   };
+  ASSIGN_OR_RETURN(const std::optional<Account> account, AccountFor(options_.worker_user, assignment.user()));
   const UniqueFd memory(memfd_create("assignment", MFD_CLOEXEC));
   if (!memory) return failed("memfd_create", errno);
   v1::Assignment complete = assignment;
@@ -200,7 +207,9 @@ absl::StatusOr<UniqueFd> Ranks::SpawnKeeper(const RankName& name, const v1::Assi
     ASSIGN_OR_RETURN(*complete.mutable_node_address(), AddressToward(options_.server));
   }
   if (!options_.worker_certificates.empty()) {
-    ASSIGN_OR_RETURN(*complete.mutable_certificates(), ReadCertificates(options_.worker_certificates));
+    auto certificates = ReadCertificates(options_.worker_certificates);
+    if (!certificates.ok()) return ErrorOf(v1::REASON_INTERNAL, std::string(certificates.status().message()));
+    *complete.mutable_certificates() = *std::move(certificates);
   }
   RETURN_IF_ERROR(WriteAll(memory.get(), complete.SerializeAsString(), "assignment"));
   int pair[2];
@@ -230,8 +239,10 @@ absl::StatusOr<UniqueFd> Ranks::SpawnKeeper(const RankName& name, const v1::Assi
   posix_spawnattr_setflags(&attributes, POSIX_SPAWN_SETSIGMASK | POSIX_SPAWN_SETSID);
 
   const std::string text = name.ToString();
-  const char* arguments[] = {"hierad-agent", "--keeper", text.c_str(), options_.worker.c_str(), nullptr};
-  std::vector<std::string> environment = RankEnvironment(assignment, Marker(name), environ);
+  const std::string account_name = account ? account->name : "", memory_max = std::to_string(options_.memory_max);
+  const char* arguments[] = {"hierad-agent", "--keeper", text.c_str(), options_.worker.c_str(), account_name.c_str(),
+                             options_.cgroup_home.c_str(), memory_max.c_str(), nullptr};
+  std::vector<std::string> environment = RankEnvironment(assignment, Marker(name), environ, account);
   std::vector<char*> variables;
   for (std::string& variable : environment) variables.push_back(variable.data());
   variables.push_back(nullptr);
@@ -310,6 +321,7 @@ void Ranks::OnKeeperGone(const RankName& name, Entry* entry) {
   }
   if (!entry->process.ended()) {
     KillMarked([&](const RankName& other) { return other == name; });
+    KillGroups([&](const RankName& other) { return other == name; });
     Record(name, entry, SIGKILL, v1::REASON_CRASHED, "the keeper of this rank was killed, and with it the rank");
     unlink(Path(name, ".sock").c_str());
   }
@@ -343,6 +355,27 @@ void Ranks::KillMarked(const std::function<bool(const RankName&)>& whose) const 
     });
   };
   for (int wait_ms = 1; FreezeAndKill(find) > 0 && wait_ms < 4096; wait_ms *= 2) poll(nullptr, 0, wait_ms);
+}
+
+void Ranks::KillGroups(const std::function<bool(const RankName&)>& whose) const {
+  if (options_.cgroup_home.empty()) return;
+  const auto folders = ListFolder(options_.cgroup_home);
+  if (!folders.ok()) return;
+  // Another agent of this machine may have its groups beside ours: the mark tells.
+  const std::string suffix = "." + options_.agent_id;
+  for (const std::string& folder : *folders) {
+    std::string_view mark = folder;
+    if (!mark.starts_with(kCgroupPrefix) || !mark.ends_with(suffix)) continue;
+    mark.remove_prefix(std::string_view(kCgroupPrefix).size());
+    if (mark.size() <= suffix.size()) continue;
+    const auto name = RankName::Parse(mark.substr(0, mark.size() - suffix.size()));
+    if (!name || !whose(*name)) continue;
+    const auto group = RankCgroup::Open(options_.cgroup_home, Marker(*name));
+    if (!group) continue;
+    group->Kill();
+    for (int wait_ms = 1; group->Populated() && wait_ms < 4096; wait_ms *= 2) poll(nullptr, 0, wait_ms);
+    group->Remove();
+  }
 }
 
 void Ranks::SayGoodbye() {

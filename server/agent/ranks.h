@@ -7,8 +7,10 @@
 
 #include <chrono>
 #include <deque>
+#include <functional>
 #include <map>
 #include <memory>
+#include <optional>
 #include <set>
 #include <string>
 #include <vector>
@@ -17,6 +19,7 @@
 #include "absl/status/statusor.h"
 #include "base/fs.h"
 #include "hierad/v1/agent.pb.h"
+#include "base/account.h"
 #include "server/agent/rank_name.h"
 
 namespace hierad {
@@ -29,6 +32,9 @@ class Ranks {
     std::string agent_id;      // of the state folder, kept for ever: marks the processes of its ranks
     std::string server;        // what the agent dials, and so its ranks
     std::string worker_certificates;   // folder, handed to the ranks; for a server at host:port
+    std::string worker_user;   // whose account ranks run as; see AccountFor
+    std::string cgroup_home;   // where ranks get control groups; empty: they get none
+    int64_t memory_max = 0;    // bytes of each rank's group; 0: no limit
     std::string address;       // of this node, for ranks of other nodes; empty: the one on the way to `server`
   };
 
@@ -70,6 +76,7 @@ class Ranks {
   void OnKeeperGone(const RankName& name, Entry* entry);
   void Record(const RankName& name, Entry* entry, int signal, v1::Reason reason, const std::string& words);
   void KillMarked(const std::function<bool(const RankName&)>& whose) const;
+  void KillGroups(const std::function<bool(const RankName&)>& whose) const;
   std::string Path(const RankName& name, const char* suffix) const;
   std::string Marker(const RankName& name) const { return name.ToString() + "." + options_.agent_id; }
 
@@ -83,8 +90,8 @@ class Ranks {
 };
 
 // The environment of a rank's processes: the agent's own, with what PyTorch's tools call things (RANK, LOCAL_RANK,
-// WORLD_SIZE, LOCAL_WORLD_SIZE), the slot's device and threads, and kRankVariable = `marker`.
+// WORLD_SIZE, LOCAL_WORLD_SIZE), the slot's device and threads, kRankVariable = `marker`, and the account's HOME, USER, LOGNAME.
 std::vector<std::string> RankEnvironment(const v1::Assignment& assignment, const std::string& marker,
-                                         const char* const* inherited);
+                                         const char* const* inherited, const std::optional<Account>& account = std::nullopt);
 
 }  // namespace hierad

@@ -122,6 +122,7 @@ def bin_with_worker(worker):
     """A folder of our programs with another hiera-worker. hierad starts the agent that is beside it, and that the worker
     beside it; a program finds what is beside it by /proc/self/exe, which sees through symbolic links, not hard ones."""
     folder = tempfile.mkdtemp(prefix="hierad-bin-", dir="/tmp")
+    os.chmod(folder, 0o755)   # ranks may be of another account
     for name in ("hierad", "hierad-agent", "hierctl"):
         source, target = os.path.realpath(os.path.join(BIN, name)), os.path.join(folder, name)
         try:
@@ -136,16 +137,22 @@ TEST_WORKER = os.path.join(BIN, "tests", "hiera-test-worker")   # the same worke
 
 
 class Cluster:
-    def __init__(self, worker=None, environment=None, **flags):
+    def __init__(self, worker=None, environment=None, settings="", mode=0o700, **flags):
+        """settings: a text for --config, in which FOLDER stands for the cluster's own folder, of this mode."""
         self.bin = bin_with_worker(worker) if worker else BIN
         self.environment = environment or {}
         # Short: a unix socket's path has at most 107 bytes.
         self.folder = tempfile.mkdtemp(prefix="hierad-", dir="/tmp")
+        os.chmod(self.folder, mode)
         self.state = os.path.join(self.folder, "state")
         self.server = "unix:" + os.path.join(self.folder, "h.sock")
         self.log = os.path.join(self.folder, "hierad.log")
         self.flags = {"cpu-slots": 2, "stop-grace": 3, "node-lost-after": 5, "metrics": "off",
                       "agent-lifetime": "service", "disk-reserve": 0.05, **{k.replace("_", "-"): v for k, v in flags.items()}}
+        if settings:
+            self.flags["config"] = os.path.join(self.folder, "hierad.yaml")
+            with open(self.flags["config"], "w") as out:
+                out.write(settings.replace("FOLDER", self.folder))
         self.hierad = None
         self.data = os.path.join(self.folder, "train.npy")
         write_npy(self.data)

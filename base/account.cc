@@ -1,0 +1,101 @@
+#include "base/account.h"
+
+#include <grp.h>
+#include <linux/capability.h>
+#include <pwd.h>
+#include <sys/fsuid.h>
+#include <sys/prctl.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <charconv>
+#include <vector>
+
+#include "base/status.h"
+#include "base/text.h"
+
+namespace hierad {
+namespace {
+
+constexpr char kUid[] = "uid ";
+constexpr int kHighestCapability = 63;   // more than any kernel has; those that it lacks are refused, which is as good
+
+absl::Status NeverRoot(const std::string& what) {
+  return absl::FailedPreconditionError(what + ": ranks do not run as root; submit as another user, or give hierad-agent "
+                                              "--worker-user NAME, an account for ranks");
+}
+
+}  // namespace
+
+absl::StatusOr<Account> FindAccount(const std::string& name) {
+  Account account{.uid = 0, .gid = 0, .name = name, .home = "/"};
+  passwd entry;
+  passwd* found = nullptr;
+  std::vector<char> buffer(64 << 10);
+  if (name.rfind(kUid, 0) == 0) {
+    const char* const end = name.data() + name.size();
+    const auto [next, error] = std::from_chars(name.data() + sizeof kUid - 1, end, account.uid);
+    if (error != std::errc() || next != end) return absl::NotFoundError("\"" + Printable(name) + "\" is no account");
+    account.gid = account.uid;
+    getpwuid_r(account.uid, &entry, buffer.data(), buffer.size(), &found);
+    if (found == nullptr) return account;
+  } else {
+    getpwnam_r(name.c_str(), &entry, buffer.data(), buffer.size(), &found);
+    if (found == nullptr) {
+      return absl::NotFoundError("this machine has no user \"" + Printable(name) + "\"; make the account on every node, or give "
+                                 "hierad-agent --worker-user NAME");
+    }
+  }
+  return Account{found->pw_uid, found->pw_gid, found->pw_name, found->pw_dir};
+}
+
+absl::StatusOr<std::optional<Account>> AccountFor(const std::string& worker_user, const std::string& submitter) {
+  if (worker_user.empty()) return std::optional<Account>();
+  const bool submitters = worker_user == "submitter";
+  ASSIGN_OR_RETURN(Account account, FindAccount(submitters ? submitter : worker_user));
+  if (account.uid == 0) return NeverRoot(submitters ? "the job was submitted by root" : "--worker-user " + Printable(worker_user));
+  if (account.uid == geteuid()) return std::optional<Account>();
+  if (geteuid() != 0) {
+    return absl::FailedPreconditionError("only an agent of root can start ranks as \"" + Printable(account.name) + "\"; start hierad-agent "
+                                         "as root, or as that user");
+  }
+  return std::optional<Account>(std::move(account));
+}
+
+int DropPrivileges(const std::optional<Account>& account) {
+  if (prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) != 0) return errno;
+  if (!account && geteuid() == 0) return 0;
+  if (account && initgroups(account->name.c_str(), account->gid) != 0) return errno;
+  if (account && setresgid(account->gid, account->gid, account->gid) != 0) return errno;
+  // The bounding set first, while that is still allowed: without it even an exec as uid 0 gets nothing back.
+  for (int capability = 0; capability <= kHighestCapability; ++capability) prctl(PR_CAPBSET_DROP, capability, 0, 0, 0);
+  if (account && setresuid(account->uid, account->uid, account->uid) != 0) return errno;
+  prctl(PR_CAP_AMBIENT, PR_CAP_AMBIENT_CLEAR_ALL, 0, 0, 0);
+  __user_cap_header_struct header{_LINUX_CAPABILITY_VERSION_3, 0};
+  const __user_cap_data_struct none[2] = {};
+  return syscall(SYS_capset, &header, none) == 0 ? 0 : errno;
+}
+
+FilesAs::FilesAs(const std::optional<Account>& account) : switched_(account.has_value()) {
+  if (!switched_) return;
+  groups_.resize(size_t(std::max(0, getgroups(0, nullptr))));
+  groups_.resize(size_t(std::max(0, getgroups(int(groups_.size()), groups_.data()))));
+  int count = 1024;
+  std::vector<gid_t> groups(size_t{1024});
+  if (getgrouplist(account->name.c_str(), account->gid, groups.data(), &count) < 0) count = 0;
+  // Not setgroups(): glibc's is for all threads.
+  syscall(SYS_setgroups, size_t(std::max(0, count)), groups.data());
+  setfsgid(account->gid);
+  setfsuid(account->uid);
+}
+
+FilesAs::~FilesAs() {
+  if (!switched_) return;
+  setfsuid(geteuid());
+  setfsgid(getegid());
+  syscall(SYS_setgroups, groups_.size(), groups_.data());
+}
+
+}  // namespace hierad

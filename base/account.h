@@ -1,0 +1,47 @@
+// Whose a rank is: the account it runs as, and how a process gives up what it does not need.
+#pragma once
+
+#include <sys/types.h>
+
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "absl/status/statusor.h"
+
+namespace hierad {
+
+struct Account {
+  uid_t uid = 0;
+  gid_t gid = 0;
+  std::string name, home;
+};
+
+// "alice", or "uid 1000" for one without a name here. NotFound: this machine does not know the name.
+absl::StatusOr<Account> FindAccount(const std::string& name);
+
+// What hierad-agent --worker-user says, of the rank of a job that `submitter` has submitted:
+//   ""           the agent's own account (nullopt)
+//   "submitter"  the submitter's; FailedPrecondition if that is root
+//   NAME         always this one; FailedPrecondition if that is root
+// Only root can take another account: for any other agent a name that is not its own is FailedPrecondition.
+absl::StatusOr<std::optional<Account>> AccountFor(const std::string& worker_user, const std::string& submitter);
+
+// In a child of one thread, before exec: takes the account and gives up every capability for good. Without an account it keeps
+// its own, and root stays root. no_new_privs in any case. 0, or errno of what failed.
+int DropPrivileges(const std::optional<Account>& account);
+
+// While it lives, this thread's access to files is the account's: for paths that the account chose, in a process of root.
+class FilesAs {
+ public:
+  explicit FilesAs(const std::optional<Account>& account);
+  ~FilesAs();
+  FilesAs(const FilesAs&) = delete;
+  FilesAs& operator=(const FilesAs&) = delete;
+
+ private:
+  const bool switched_;
+  std::vector<gid_t> groups_;   // the thread's own
+};
+
+}  // namespace hierad

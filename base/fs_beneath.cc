@@ -1,0 +1,104 @@
+#include "base/fs_beneath.h"
+
+#include <fcntl.h>
+#include <linux/openat2.h>
+#include <sys/stat.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstdint>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+
+namespace hierad {
+namespace {
+
+// `path` from `root` on, without slashes before it; nullopt-like: false when it is not lexically beneath.
+bool Relative(const std::string& root, const std::string& path, std::string* rest) {
+  if (path.empty() || path.find('\0') != std::string::npos) return false;
+  if (path[0] != '/') {
+    *rest = path;
+    return true;
+  }
+  std::string folder = root;
+  while (!folder.empty() && folder.back() == '/') folder.pop_back();
+  if (path.compare(0, folder.size(), folder) != 0) return false;
+  const std::string tail = path.substr(folder.size());
+  if (!tail.empty() && tail[0] != '/') return false;
+  const size_t begin = tail.find_first_not_of('/');
+  rest->assign(begin == std::string::npos ? std::string(1, '.') : tail.substr(begin));
+  return true;
+}
+
+// Component by component, no link at all: for kernels without openat2.
+int OpenWithoutLinks(int root, const std::string& relative, int flags, int mode) {
+  UniqueFd folder(fcntl(root, F_DUPFD_CLOEXEC, 0));
+  std::vector<std::string> parts;
+  for (std::string& part : Split(relative, '/')) {
+    if (part == "..") return errno = EXDEV, -1;
+    if (!part.empty() && part != ".") parts.push_back(std::move(part));
+  }
+  if (parts.empty()) parts.push_back(".");
+  for (size_t i = 0; folder && i + 1 < parts.size(); ++i) {
+    folder = UniqueFd(openat(folder.get(), parts[i].c_str(), O_PATH | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC));
+  }
+  return folder ? openat(folder.get(), parts.back().c_str(), flags | O_NOFOLLOW | O_CLOEXEC, mode) : -1;
+}
+
+int Open(int root, const std::string& relative, int flags, int mode) {
+  open_how how{};
+  how.flags = uint64_t(flags) | O_CLOEXEC;
+  how.mode = (flags & (O_CREAT | O_TMPFILE)) != 0 ? uint64_t(mode) : 0;
+  how.resolve = RESOLVE_BENEATH | RESOLVE_NO_MAGICLINKS;
+  for (int tries = 0;; ++tries) {
+    const int fd = int(syscall(SYS_openat2, root, relative.c_str(), &how, sizeof how));
+    // EAGAIN: something was renamed on the way and ".." could not be judged.
+    if (fd >= 0 || (errno != EAGAIN && errno != ENOSYS) || tries > 100) return fd;
+    if (errno == ENOSYS) return OpenWithoutLinks(root, relative, flags, mode);
+  }
+}
+
+absl::Status LeadsOut(const std::string& path, const std::string& roots) {
+  return absl::PermissionDeniedError(absl::StrCat("\"", Printable(path), "\" leads out of ", roots));
+}
+
+}  // namespace
+
+absl::StatusOr<UniqueFd> OpenBeneath(const std::string& root, const std::string& path, int flags, int mode) {
+  std::string relative;
+  if (!Relative(root, path, &relative)) return LeadsOut(path, Printable(root));
+  const UniqueFd folder(open(root.c_str(), O_PATH | O_DIRECTORY | O_CLOEXEC));
+  if (!folder) return ErrnoStatus(errno, "cannot open the root", root);
+  UniqueFd fd(Open(folder.get(), relative, flags, mode));
+  if (fd) return fd;
+  if (errno == EXDEV || errno == ELOOP) return LeadsOut(path, Printable(root));
+  return ErrnoStatus(errno, "cannot open", path);
+}
+
+absl::Status CheckBeneath(const std::vector<std::string>& roots, const std::string& path) {
+  const std::string all = Printable(absl::StrJoin(roots, ", "));
+  const std::vector<std::string> parts = Split(path, '/');
+  if (path.empty() || path[0] != '/' || std::find(parts.begin(), parts.end(), "..") != parts.end()) return LeadsOut(path, all);
+  for (const std::string& root : roots) {
+    std::string relative;
+    if (!Relative(root, path, &relative)) continue;
+    // The deepest part that exists tells: what is made below it later is made there.
+    while (true) {
+      const auto fd = OpenBeneath(root, relative, O_PATH);
+      if (fd.ok()) return absl::OkStatus();
+      if (!absl::IsNotFound(fd.status())) return fd.status();
+      // Missing because a link on the way points nowhere: whatever comes there is not known to be beneath.
+      const auto last = OpenBeneath(root, relative, O_PATH | O_NOFOLLOW);
+      if (last.ok()) return LeadsOut(path, all);
+      if (relative == ".") return fd.status();
+      const size_t slash = relative.rfind('/');
+      relative = slash == std::string::npos ? std::string(1, '.') : relative.substr(0, slash);
+    }
+  }
+  return LeadsOut(path, all);
+}
+
+}  // namespace hierad

@@ -1,0 +1,70 @@
+"""Whose the ranks are and where their paths may lead: worker_user and allowed_roots, with the test engine."""
+import os
+import pwd
+import shutil
+import subprocess
+import unittest
+
+import cluster
+
+SETTINGS = """\
+access: everyone
+worker_user: nobody
+runs_folder: FOLDER/runs
+allowed_roots: FOLDER/runs:FOLDER/data:FOLDER/more
+"""
+
+
+class RightsTest(unittest.TestCase):
+    def start(self):
+        if os.geteuid() != 0:
+            self.skipTest("only root can start ranks as another account")
+        if subprocess.run(["test", "-x", os.path.realpath(cluster.TEST_WORKER)], user="nobody").returncode != 0:
+            self.skipTest(f"nobody cannot enter the build folder {cluster.BIN}: ranks of that account cannot be shown here")
+        c = cluster.Cluster(worker=cluster.TEST_WORKER, settings=SETTINGS, mode=0o755)
+        self.addCleanup(c.close)
+        for name in ("runs", "more", "data"):
+            os.mkdir(os.path.join(c.folder, name))
+            os.chmod(os.path.join(c.folder, name), 0o1777)
+        shutil.move(c.data, os.path.join(c.folder, "data"))
+        c.data = os.path.join(c.folder, "data", "train.npy")
+        return c
+
+    def test_ranks_are_of_the_configured_account_and_write_as_it(self):
+        c = self.start()
+        nobody = pwd.getpwnam("nobody").pw_uid
+        job_id = c.submit(name="job-step20", steps=200)
+        c.wait_state(job_id, "RUNNING")
+        folder = c.run_folder(job_id)
+        c.wait_step(folder, 5)
+        for pid in c.rank_pids(job_id).values():
+            status = cluster.read_text(f"/proc/{pid}/status")
+            self.assertIn(f"Uid:\t{nobody}\t{nobody}\t{nobody}\t{nobody}\n", status)
+            self.assertIn("CapPrm:\t0000000000000000\n", status)
+            self.assertIn("NoNewPrivs:\t1\n", status)
+        c.wait_state(job_id, "SUCCEEDED")
+        for path in (folder, *(os.path.join(folder, name) for name in ("job.yaml", "rank-0.log", "metrics.jsonl", "exported"))):
+            self.assertEqual(os.stat(path).st_uid, nobody, path)
+        # What the account may not write to is not made for it, though hierad is root.
+        os.chmod(os.path.join(c.folder, "more"), 0o755)
+        refused = c.submit("--set", f"output.folder={c.folder}/more/run", name="refused")
+        failed = c.wait_state(refused, "FAILED")
+        self.assertEqual(failed["reason"], "USER_ERROR", failed)
+        self.assertFalse(os.path.exists(os.path.join(c.folder, "more", "run")))
+
+    def test_paths_of_jobs_stay_beneath_the_allowed_roots(self):
+        c = self.start()
+        os.symlink("/etc", os.path.join(c.folder, "more", "out"))
+        for path in ("/etc/run", f"{c.folder}/more/out/run", f"{c.folder}/state/run", f"{c.folder}/morerun"):
+            result = c.ctl("submit", c.job_file(), "--set", f"output.folder={path}")
+            self.assertNotEqual(result.returncode, 0, path)
+            self.assertIn("output.folder", result.stderr)
+            self.assertIn("allowed_roots", result.stderr)
+        result = c.ctl("submit", c.job_file(data="/etc/passwd"))
+        self.assertIn("data.path", result.stderr)
+        result = c.ctl("submit", c.job_file(), "--set", f"output.folder={c.folder}/more/in/run")
+        self.assertEqual(result.returncode, 0, result.stderr)
+
+
+if __name__ == "__main__":
+    cluster.main(os.path.join("tests", "hiera-test-worker"))
