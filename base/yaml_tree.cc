@@ -106,7 +106,7 @@ class TreeBuilder : public YAML::EventHandler {
     } else if (!frame.key) {
       frame.key = std::move(node);
     } else {
-      frame.node.entries.emplace_back(*std::move(frame.key), std::move(node));
+      frame.node.entries.push_back({*std::move(frame.key), std::move(node)});
       frame.key.reset();
     }
   }

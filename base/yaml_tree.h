@@ -6,13 +6,13 @@
 #include <cstdint>
 #include <string>
 #include <string_view>
-#include <utility>
 #include <vector>
 
 #include "absl/status/statusor.h"
 
 namespace hierad {
 
+struct YamlEntry;
 struct YamlNode {
   enum Kind { kNull, kScalar, kList, kMap, kRefused };
   Kind kind = kNull;
@@ -20,7 +20,10 @@ struct YamlNode {
   std::string text;             // of a scalar; of a refused node: why
   bool quoted = false;
   std::vector<YamlNode> items;                          // of a list
-  std::vector<std::pair<YamlNode, YamlNode>> entries;   // of a map, in order, doubled keys included
+  std::vector<YamlEntry> entries;                       // of a map, in order, doubled keys included
+};
+struct YamlEntry {
+  YamlNode key, value;
 };
 
 // InvalidArgument: `file_name:line: problem`. An empty document is kNull.

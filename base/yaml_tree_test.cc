@@ -16,10 +16,10 @@ TEST(YamlTree, KeepsLinesOrderAndDoubledKeys) {
   const auto root = Parse("# c\na: 1\nb:\n  - x\n  - 'y'\na: 2\n");
   ASSERT_TRUE(root.ok()) << root.status();
   ASSERT_EQ(root->entries.size(), 3u);
-  EXPECT_EQ(root->entries[0].first.text, "a");
-  EXPECT_EQ(root->entries[0].first.line, 2);
-  EXPECT_EQ(root->entries[2].first.line, 6);
-  const YamlNode& list = root->entries[1].second;
+  EXPECT_EQ(root->entries[0].key.text, "a");
+  EXPECT_EQ(root->entries[0].key.line, 2);
+  EXPECT_EQ(root->entries[2].key.line, 6);
+  const YamlNode& list = root->entries[1].value;
   ASSERT_EQ(list.kind, YamlNode::kList);
   EXPECT_FALSE(list.items[0].quoted);
   EXPECT_TRUE(list.items[1].quoted);
@@ -30,9 +30,9 @@ TEST(YamlTree, MarksAnchorsAliasesAndTags) {
   const auto root = Parse("a: &x {p: [1]}\nb: *x\nc: !!str 5\nd: &y 1\ne: !local [1, 2]\nf: 3\n");
   ASSERT_TRUE(root.ok()) << root.status();
   ASSERT_EQ(root->entries.size(), 6u);
-  for (int i = 0; i < 5; ++i) EXPECT_EQ(root->entries[i].second.kind, YamlNode::kRefused) << i;
-  EXPECT_EQ(root->entries[5].second.text, "3");
-  EXPECT_NE(root->entries[1].second.text.find("aliases"), std::string::npos);
+  for (int i = 0; i < 5; ++i) EXPECT_EQ(root->entries[i].value.kind, YamlNode::kRefused) << i;
+  EXPECT_EQ(root->entries[5].value.text, "3");
+  EXPECT_NE(root->entries[1].value.text.find("aliases"), std::string::npos);
 }
 
 TEST(YamlTree, Empty) {
@@ -75,8 +75,8 @@ TEST(YamlTree, QuotedReadsBack) {
     const auto root = Parse("k: " + YamlQuoted(text) + "\nl: 1\n");
     ASSERT_TRUE(root.ok()) << root.status();
     ASSERT_EQ(root->entries.size(), 2u) << text;
-    EXPECT_EQ(root->entries[0].second.kind, YamlNode::kScalar) << text;
-    EXPECT_EQ(root->entries[0].second.text, text);
+    EXPECT_EQ(root->entries[0].value.kind, YamlNode::kScalar) << text;
+    EXPECT_EQ(root->entries[0].value.text, text);
   }
   EXPECT_EQ(YamlQuoted("/data/a-b_c.npy"), "/data/a-b_c.npy");
 }

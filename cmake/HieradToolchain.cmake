@@ -25,7 +25,7 @@ if(HIERAD_SANITIZE)
     add_compile_options("$<$<COMPILE_LANGUAGE:CXX>:-fno-sanitize-recover=undefined>")
   endif()
   # GCC 12 reports false positives under the sanitizers.
-  add_compile_options("$<$<COMPILE_LANGUAGE:CXX>:-Wno-maybe-uninitialized>")
+  add_compile_options("$<$<COMPILE_LANG_AND_ID:CXX,GNU>:-Wno-maybe-uninitialized>")
   if(_sanitize MATCHES thread)
     add_compile_options("$<$<COMPILE_LANGUAGE:CXX>:-Wno-tsan>")
   endif()

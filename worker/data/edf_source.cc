@@ -262,7 +262,9 @@ class EdfSource : public SignalSource {
       const auto at = std::find(data_.labels().begin(), data_.labels().end(), annotation.text);
       if (at == data_.labels().end()) continue;
       const double from = annotation.onset_s - segment.onset_s, to = from + std::max(annotation.duration_s, 1 / rate_);
-      const int64_t first = std::max<int64_t>(0, static_cast<int64_t>(std::floor((from - length) / step))), last = std::min<int64_t>(windows - 1, static_cast<int64_t>(std::floor(to / step)));
+      // Clamped before the cast: times of a file may be beyond 64 bits.
+      const auto window = [&](double time) { return static_cast<int64_t>(std::clamp(std::floor(time / step), -1.0, double(windows))); };
+      const int64_t first = std::max<int64_t>(0, window(from - length)), last = std::min(windows - 1, window(to));
       for (int64_t w = first; w <= last; ++w) {
         const double overlap = std::min(to, double(w) * step + length) - std::max(from, double(w) * step);
         if (overlap > 1e-9) covered[w][static_cast<int>(at - data_.labels().begin())] += overlap;

@@ -353,6 +353,32 @@ TEST(Edf, FiltersAndResamplingOnSines) {
   EXPECT_THAT(Refusal(path, 1, 100, data), testing::AllOf(HasSubstr("a.edf"), HasSubstr("data.band_pass: upper edge 130"), HasSubstr("below 125")));
 }
 
+// A record of 2 us makes a rate of 128 MHz, and a notch a filter of gigabytes.
+TEST(Edf, ARateThatNoFilterFitsIsRefused) {
+  TestFolder folder;
+  TestRecording recording;
+  recording.duration = "0.000002";
+  v1::DataSpec data = Edf();
+  data.add_notch(50);
+  EXPECT_THAT(Refusal(folder.Write("a.edf", recording.Bytes()), 1, 100, data), testing::AllOf(HasSubstr("a.edf"), HasSubstr("data.notch: 50"), HasSubstr("points")));
+}
+
+TEST(Edf, AnAnnotationOfAnyLengthCoversTheWindowsInIt) {
+  TestFolder folder;
+  TestRecording recording;
+  recording.records = 3;
+  recording.reserved = "EDF+C";
+  for (const char* onset : {"0", "1", "2"}) recording.annotations.push_back(absl::StrCat("+", onset, "\x14\x14", std::string(1, '\0')));
+  recording.annotations[1] += "+1\x15" "1e300\x14" "blink\x14";
+  recording.annotations[2] += "+1e300\x14" "late\x14";
+  v1::DataSpec data = Edf();
+  data.add_labels("blink");
+  data.add_labels("late");
+  const auto source = Opened(folder.Write("a.edf", recording.Bytes()), 1, 256, data);
+  ASSERT_EQ(source->count(), 3);
+  EXPECT_THAT((std::vector<int64_t>{source->label(0), source->label(1), source->label(2)}), ElementsAre(-1, 0, 0));
+}
+
 TEST(Edf, ACutWhileInUseIsAnError) {
   TestFolder folder;
   const std::string path = folder.Write("a.edf", TestRecording().Bytes());

@@ -325,5 +325,25 @@ for name, size in (('large', 0xF0000000), ('lying', 1 << 30)):
   EXPECT_THAT(std::string(OpenNpy(folder.Path("lying.npz"), 1, 1).status().message()), HasSubstr("which deflate cannot"));
 }
 
+// Four entries, one piece of deflated bytes: each passes for itself, together they are more than the file.
+TEST(Npz, RefusesMembersThatOverlap) {
+  TestFolder folder;
+  RunPython(folder, R"(
+import sys
+import numpy as np
+np.savez_compressed(sys.argv[1] + '/a.npz', x=np.random.default_rng(0).integers(0, 256, (40, 1, 1000), 'u1'))
+data = open(sys.argv[1] + '/a.npz', 'rb').read()
+at, end = data.rindex(b'PK\x01\x02'), data.rindex(b'PK\x05\x06')
+entry, tail = data[at:end], bytearray(data[end:])
+tail[8:12] = (4).to_bytes(2, 'little') * 2
+tail[12:16] = (4 * len(entry)).to_bytes(4, 'little')
+names = [entry.replace(b'x.npy', name) for name in (b'x.npy', b'a.npy', b'b.npy', b'c.npy')]
+open(sys.argv[1] + '/shared.npz', 'wb').write(data[:at] + b''.join(names) + tail)
+)");
+  EXPECT_TRUE(OpenNpy(folder.Path("a.npz"), 1, 1).ok());
+  const auto source = OpenNpy(folder.Path("shared.npz"), 1, 1);
+  EXPECT_THAT(std::string(source.status().message()), AllOf(HasSubstr("shared.npz"), HasSubstr("they overlap")));
+}
+
 }  // namespace
 }  // namespace hierad

@@ -93,6 +93,9 @@ absl::StatusOr<std::vector<float>> DesignFilter(const FilterSpec& spec, double r
   for (const double notch : spec.notches_hz) {
     const double half = notch / 400 + 0.5;
     if (notch + half + 0.5 >= rate_hz / 2 || notch - half - 0.5 <= 0) return BadFrequency(absl::StrCat("data.notch: ", notch), rate_hz);
+    // A header may claim any rate.
+    if (3.3 * rate_hz > limits::kFilterTaps)
+      return ErrorOf(v1::REASON_USER_ERROR, absl::StrCat("data.notch: ", notch, " at ", rate_hz, " Hz needs a filter of more than ", limits::kFilterTaps, " points"));
     const int64_t length = OddLength(1, rate_hz);
     std::vector<double> stop = LowPass(notch + half, rate_hz, length);
     const std::vector<double> below = LowPass(notch - half, rate_hz, length);

@@ -47,10 +47,13 @@ class ZipReader {
     std::string text(directory.bytes, '\0');
     RETURN_IF_ERROR(read_(directory.offset, directory.bytes, text.data()));
     std::vector<ZipMember> members;
-    int64_t at = 0;
+    int64_t at = 0, stored = 0;
     for (int64_t i = 0; i < directory.entries; ++i) {
       ASSIGN_OR_RETURN(const int64_t size, Entry(std::string_view(text).substr(at), i, &members));
       at += size;
+      // Entries that share their bytes would unpack without bound.
+      stored += members.back().stored_bytes;
+      if (stored > file_bytes_) return Damaged(path_, absl::StrCat("zip members up to ", i, " claim ", stored, " bytes of a file of ", file_bytes_, ": they overlap"));
     }
     return members;
   }
