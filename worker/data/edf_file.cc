@@ -13,6 +13,7 @@
 #include "absl/strings/str_cat.h"
 #include "base/limits.h"
 #include "base/status.h"
+#include "worker/data/data_file.h"
 
 namespace hierad {
 namespace {
@@ -48,9 +49,9 @@ absl::StatusOr<EdfFile> EdfFile::Open(const std::string& path, bool keep_open) {
   if (fstat(file.fd_.get(), &status) != 0) return ErrnoStatus(errno, "cannot stat", path);
   if (!S_ISREG(status.st_mode)) return ErrorOf(v1::REASON_DATA_ERROR, absl::StrCat(file.name_, " is not a regular file"));
   std::string begin(std::min<int64_t>(status.st_size, 256), '\0');
-  RETURN_IF_ERROR(file.ReadBytes(file.fd_.get(), 0, begin.size(), begin.data()));
+  RETURN_IF_ERROR(ReadDataFile(file.fd_.get(), 0, begin.size(), file.name_, begin.data()));
   begin.resize(std::max<int64_t>(begin.size(), std::min<int64_t>(status.st_size, EdfHeaderBytes(begin))));
-  RETURN_IF_ERROR(file.ReadBytes(file.fd_.get(), 0, begin.size(), begin.data()));
+  RETURN_IF_ERROR(ReadDataFile(file.fd_.get(), 0, begin.size(), file.name_, begin.data()));
   ASSIGN_OR_RETURN(file.header_, ParseEdfHeader(begin, status.st_size, file.name_));
   RETURN_IF_ERROR(file.ReadAnnotations());
   if (!keep_open) file.fd_.reset();
@@ -66,7 +67,7 @@ absl::Status EdfFile::ReadAnnotations() {
     for (const EdfSignal& signal : header_.signals) {
       if (!signal.annotations) continue;
       bytes.resize(signal.samples * header_.sample_bytes);
-      RETURN_IF_ERROR(ReadBytes(fd_.get(), header_.header_bytes + record * header_.record_bytes + signal.offset, bytes.size(), bytes.data()));
+      RETURN_IF_ERROR(ReadDataFile(fd_.get(), header_.header_bytes + record * header_.record_bytes + signal.offset, bytes.size(), name_, bytes.data()));
       const auto onset = ParseAnnotations(bytes, &annotations_);
       if (first && onset && static_cast<int64_t>(onsets.size()) == record) onsets.push_back(*onset);
       first = false;
@@ -98,33 +99,12 @@ absl::Status EdfFile::FindSegments(const std::vector<double>& onsets) {
   return absl::OkStatus();
 }
 
-absl::Status EdfFile::ReadBytes(int fd, int64_t offset, int64_t size, void* out) const {
-  auto* bytes = static_cast<uint8_t*>(out);
-  while (size > 0) {
-    const ssize_t got = pread(fd, bytes, size, offset);
-    if (got < 0 && errno == EINTR) continue;
-    if (got < 0) return ErrorOf(v1::REASON_DATA_ERROR, absl::StrCat("cannot read ", name_, " at byte ", offset, ": ", std::strerror(errno)));
-    if (got == 0) return ErrorOf(v1::REASON_DATA_ERROR, absl::StrCat(name_, " ends at byte ", offset, ", ", size, " more were expected: it was cut while in use"));
-    bytes += got;
-    offset += got;
-    size -= got;
-  }
-  return absl::OkStatus();
-}
-
-absl::Status EdfFile::Descriptor(UniqueFd* opened, int* fd) const {
-  *fd = fd_.get();
-  if (fd_) return absl::OkStatus();
-  *opened = UniqueFd(open(path_.c_str(), O_RDONLY | O_CLOEXEC));
-  if (!*opened) return ErrorOf(v1::REASON_DATA_ERROR, absl::StrCat("cannot open ", name_, ": ", std::strerror(errno)));
-  *fd = opened->get();
-  return absl::OkStatus();
-}
-
 absl::Status EdfFile::Read(const Segment& segment, const std::vector<Piece>& pieces) const {
   UniqueFd opened;
-  int fd = -1;
-  RETURN_IF_ERROR(Descriptor(&opened, &fd));
+  if (!fd_) {
+    ASSIGN_OR_RETURN(opened, ReopenDataFile(path_, name_));
+  }
+  const int fd = fd_ ? fd_.get() : opened.get();
   int64_t first = segment.records, last = -1;   // records of the segment, that hold anything
   for (const Piece& piece : pieces) {
     if (piece.count <= 0) continue;
@@ -139,7 +119,7 @@ absl::Status EdfFile::Read(const Segment& segment, const std::vector<Piece>& pie
   const int64_t span_bytes = (last - first + 1) * header_.record_bytes;
   if (span_bytes <= kSpanBytes) {
     span.reset(new uint8_t[span_bytes]);
-    RETURN_IF_ERROR(ReadBytes(fd, start + first * header_.record_bytes, span_bytes, span.get()));
+    RETURN_IF_ERROR(ReadDataFile(fd, start + first * header_.record_bytes, span_bytes, name_, span.get()));
   }
   std::vector<uint8_t> part;
   for (const Piece& piece : pieces) {
@@ -152,7 +132,7 @@ absl::Status EdfFile::Read(const Segment& segment, const std::vector<Piece>& pie
       const uint8_t* source = span ? span.get() + (record - first) * header_.record_bytes + offset : nullptr;
       if (!span) {
         part.resize(bytes);
-        RETURN_IF_ERROR(ReadBytes(fd, start + record * header_.record_bytes + offset, bytes, part.data()));
+        RETURN_IF_ERROR(ReadDataFile(fd, start + record * header_.record_bytes + offset, bytes, name_, part.data()));
         source = part.data();
       }
       Decode(source, header_.sample_bytes, run, gain, zero, piece.out + done);

@@ -40,8 +40,6 @@ class EdfFile {
  private:
   absl::Status ReadAnnotations();
   absl::Status FindSegments(const std::vector<double>& onsets);
-  absl::Status ReadBytes(int fd, int64_t offset, int64_t size, void* out) const;
-  absl::Status Descriptor(UniqueFd* opened, int* fd) const;
 
   std::string path_, name_;
   EdfHeader header_;

@@ -14,6 +14,7 @@
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "base/status.h"
+#include "worker/data/data_file.h"
 #include "worker/data/zip_directory.h"
 
 namespace hierad {
@@ -140,29 +141,14 @@ absl::StatusOr<std::vector<std::pair<std::string, NpyFile>>> NpyFile::OpenNpz(co
 }
 
 absl::Status NpyFile::ReadBytes(int64_t offset, int64_t size, void* out) const {
-  auto* bytes = static_cast<uint8_t*>(out);
   if (!memory_.empty()) {
     if (offset < 0 || size > static_cast<int64_t>(memory_.size()) - offset) return absl::InternalError(absl::StrCat(name_, ": ", size, " bytes at ", offset, " of ", memory_.size()));
-    std::memcpy(bytes, memory_.data() + offset, size);
+    std::memcpy(out, memory_.data() + offset, size);
     return absl::OkStatus();
   }
-  UniqueFd opened;
-  if (!fd_) {
-    opened = UniqueFd(open(path_.c_str(), O_RDONLY | O_CLOEXEC));
-    if (!opened) return ErrorOf(v1::REASON_DATA_ERROR, absl::StrCat("cannot open ", name_, ": ", std::strerror(errno)));
-  }
-  const int fd = fd_ ? fd_->get() : opened.get();
-  offset += start_;
-  while (size > 0) {
-    const ssize_t got = pread(fd, bytes, size, offset);
-    if (got < 0 && errno == EINTR) continue;
-    if (got < 0) return ErrorOf(v1::REASON_DATA_ERROR, absl::StrCat("cannot read ", name_, " at byte ", offset, ": ", std::strerror(errno)));
-    if (got == 0) return ErrorOf(v1::REASON_DATA_ERROR, absl::StrCat(name_, " ends at byte ", offset, ", ", size, " more were expected: it was cut while in use"));
-    bytes += got;
-    offset += got;
-    size -= got;
-  }
-  return absl::OkStatus();
+  if (fd_) return ReadDataFile(fd_->get(), offset + start_, size, name_, out);
+  ASSIGN_OR_RETURN(const UniqueFd opened, ReopenDataFile(path_, name_));
+  return ReadDataFile(opened.get(), offset + start_, size, name_, out);
 }
 
 absl::Status NpyFile::ReadRow(int64_t index, float* out) const {
