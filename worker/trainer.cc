@@ -302,11 +302,11 @@ absl::Status Trainer::GiveStep() {
     if (ahead_->ok()) step_->Prefetch(**ahead_);
   }
   given.data_wait_s += loader_->data_wait_s();
-  ASSIGN_OR_RETURN(const int64_t samples, RealSamples(batches));
+  for (const MicroBatch& batch : batches) given.own_samples += batch.real;
+  ASSIGN_OR_RETURN(const int64_t samples, RealSamples(given.own_samples));
   const double lr = LearningRate(spec_, given_, length_.total_steps);
   given.metrics.set_samples(samples);
   given.metrics.set_lr(lr);
-  for (const MicroBatch& batch : batches) given.own_samples += batch.real;
   Activity(absl::StrCat("step ", given_ + 1));
   watched_step_ = given_ + 1;
   HIERAD_FAILPOINT("worker.step");
@@ -319,11 +319,9 @@ absl::Status Trainer::GiveStep() {
 }
 
 // Of the step, over all ranks: what the order says, less what could not be read.
-absl::StatusOr<int64_t> Trainer::RealSamples(const std::vector<MicroBatch>& batches) {
+absl::StatusOr<int64_t> Trainer::RealSamples(int64_t own_samples) {
   if (spec_.data().on_error() != "skip") return length_.RealSamples(given_);
-  double own = 0;
-  for (const MicroBatch& batch : batches) own += batch.real;
-  ASSIGN_OR_RETURN(const DoublePair sum, SumOverRanks(communicator_.get(), {own, 0}));
+  ASSIGN_OR_RETURN(const DoublePair sum, SumOverRanks(communicator_.get(), {double(own_samples), 0}));
   if (sum.first == 0) {
     return ErrorOf(v1::REASON_DATA_ERROR, absl::StrCat("step ", given_ + 1, ": none of its ", length_.RealSamples(given_),
                                                        " samples can be read; the log names them (data.on_error is skip)"));

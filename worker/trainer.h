@@ -92,7 +92,7 @@ class Trainer {
   absl::Status GiveStep();
   absl::Status TakeResults(int still_under_way);
   absl::Status TakeResult();
-  absl::StatusOr<int64_t> RealSamples(const std::vector<MicroBatch>& batches);
+  absl::StatusOr<int64_t> RealSamples(int64_t own_samples);
   StepSignals Signals();
   absl::Status HearRankZero();
   absl::Status CheckNumerics(const StepResult& result, double lr);
