@@ -199,7 +199,7 @@ class ImageFolder : public Dataset {
     DecodeOptions options;
     options.channels = channels_;
     options.region = region;
-    if (data_.jpeg_scaling()) options.least_height = height_, options.least_width = width_;
+    if (data_.jpeg_scaling()) options.out_height = height_, options.out_width = width_;
     bool keep = false;
     {
       const std::lock_guard<std::mutex> lock(mutex_);
