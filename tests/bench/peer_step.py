@@ -118,7 +118,7 @@ def main():
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
-        optimizer.zero_grad(set_to_none=contender == "fair")
+        optimizer.zero_grad(set_to_none=True)   # gradients kept would be memory of a graph that runs again
         return loss
 
     first = float(step(0))
