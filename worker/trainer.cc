@@ -137,6 +137,7 @@ absl::Status Trainer::Load() {
     step_options.spec = spec_;
     step_options.cuda = options_.cuda;
     step_options.threads = options_.threads;
+    step_options.rows = dataset_->row_format();
     ASSIGN_OR_RETURN(step_, parts_.make_step(step_options, *geometry_, table_, communicator_.get()));
     spdlog::info("step: {}", step_->Describe());
     if (start.resumed) return step_->Load(contents.state);
@@ -194,6 +195,8 @@ absl::Status Trainer::OpenRun(int64_t first_step) {
     ChannelStatistics training = statistics_;
     ASSIGN_OR_RETURN(eval_dataset_, split ? OpenDataset(spec_.data(), spec_.data().path(), *geometry_, &training, Subset::kHeldOut)
                                           : OpenDataset(spec_.data(), spec_.eval().path(), *geometry_, &training));
+    // One step takes both.
+    if (eval_dataset_->row_format() != dataset_->row_format()) dataset_ = PreparedRows(dataset_), eval_dataset_ = PreparedRows(eval_dataset_);
     spdlog::info("held-out data: {}", eval_dataset_->Describe());
   }
   ASSIGN_OR_RETURN(length_, RunLength::For(spec_, dataset_->count()));
@@ -371,6 +374,7 @@ absl::Status Trainer::TakeResult() {
   AddTotals(metrics, given.own_samples);
   stop_agreed_ |= result.signals.stop;
   wishes_agreed_ |= result.signals.checkpoint;
+  if (result.input_not_finite) return NameNotFinite(result);
   const absl::Status numerics = CheckNumerics(result, metrics.lr());
   if (numerics.ok() && !stop_agreed_ && EvaluationAfter(done_)) {
     evaluated_ = metrics;
@@ -443,6 +447,14 @@ absl::Status Trainer::CheckNumerics(const StepResult& result, double lr) {
                                                    "; lower optimizer.lr or blr, or check the data"));
 }
 
+// The device says which visit; all ranks say what the one that has it finds in its file.
+absl::Status Trainer::NameNotFinite(const StepResult& result) {
+  absl::Status own;
+  if (result.not_finite_visit.has_value()) own = dataset_->NotFinite(*result.not_finite_visit % uint64_t(dataset_->count()));
+  RETURN_IF_ERROR(Agree(communicator_.get(), own));
+  return ErrorOf(v1::REASON_DATA_ERROR, absl::StrCat("a sample of step ", result.step, " is not finite on another rank"));
+}
+
 bool Trainer::EvaluationAfter(int64_t step) const {
   if (!eval_dataset_) return false;
   return step % (length_.steps_per_epoch * spec_.eval().every_epochs()) == 0 || step == length_.total_steps;
@@ -451,6 +463,7 @@ bool Trainer::EvaluationAfter(int64_t step) const {
 absl::Status Trainer::EvaluateBatch(Loader* loader, DoublePair* sum) {
   ASSIGN_OR_RETURN(const MicroBatch batch, loader->Next());
   ASSIGN_OR_RETURN(const Step::LossSum here, step_->Evaluate(batch));
+  if (here.not_finite_visit.has_value()) return eval_dataset_->NotFinite(*here.not_finite_visit);
   sum->first += here.numerator;
   sum->second += here.weight;
   return absl::OkStatus();
@@ -527,14 +540,13 @@ void Trainer::DrawPictures() {
     const int rows = spec_.step().batch_per_rank();
     MicroBatch batch;
     batch.real = int32_t(std::min<int64_t>({kPictureSamples, rows, data.count()}));
-    int64_t elements = spec_.model().in_chans();
-    for (const int64_t extent : geometry_->input_size) elements *= extent;
-    std::vector<float> x(size_t(rows * elements), 0.0f);
+    const int64_t row_bytes = data.row_format().rules.samples > 0 ? data.row_format().row_bytes() : RowFormat::Plain(*geometry_).row_bytes();
+    std::vector<std::byte> x(size_t(rows * row_bytes));
     std::vector<int64_t> labels(size_t(rows), -1);
     std::vector<uint64_t> ids(size_t(rows), 0);
     for (int64_t row = 0; row < batch.real; ++row) {
       ids[size_t(row)] = uint64_t(row);
-      RETURN_IF_ERROR(data.Read({uint64_t(row), uint64_t(row), spec_.seed(), 0, /*augment=*/false}, x.data() + row * elements));
+      RETURN_IF_ERROR(data.ReadRow({uint64_t(row), uint64_t(row), spec_.seed(), 0, /*augment=*/false}, x.data() + row * row_bytes));
     }
     batch.x_BCS = x.data();
     batch.labels_B = labels.data();

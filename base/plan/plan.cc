@@ -67,27 +67,29 @@ class StepPlan {
 
   void Input() {
     b_.Enter(Part::kInput, false);
-    int64_t samples = 1;
-    for (int64_t s : g_.input_size) samples *= s;
-    const int64_t channels = g_.spec.in_chans();
+    RowFormat& rows = plan_.options.rows;
+    rows = RowFormat::Or(rows, g_);
+    const int64_t channels = rows.rules.channels, samples = rows.rules.samples;
     auto staged = [&](const char* name, std::vector<int64_t> shape, DType dtype) {
       return b_.Add(name, std::move(shape), dtype, Arena::kStaging);
     };
     plan_.scalars = staged("scalars", {int64_t(sizeof(StepScalars))}, DType::kU8);
-    plan_.source = staged("source", {2, batch_, channels, samples}, plan_.options.source);
+    plan_.source = staged("source", {2, batch_, channels, samples}, rows.type);
     plan_.source_ids = staged("source_ids", {2, batch_}, DType::kI64);
     plan_.source_labels = staged("source_labels", {2, batch_}, DType::kI64);
     plan_.record = b_.Add("record", {int64_t(sizeof(StepRecord))}, DType::kU8, Arena::kPersistent);
+    plan_.not_finite = b_.Add("not_finite", {1}, DType::kI64, Arena::kPersistent);
     if (!plan_.options.features) EmitMark("step begins", StepPhase::kIdle);
     plan_.loss_partials = b_.Add("loss_partials", {batch_}, DType::kF64, Arena::kPersistent);
-    const TensorId scale = b_.Constants("input_scale", std::vector<float>(channels, 1.0f));
-    const TensorId shift = b_.Constants("input_shift", std::vector<float>(channels, 0.0f));
+    const TensorId scale = b_.Constants("input_scale", rows.scale);
+    const TensorId offset = b_.Constants("input_offset", rows.offset);
     plan_.x = b_.Activation("x", {batch_, channels, samples}, b_.real());
     plan_.visit_ids = b_.Activation("visit_ids", {batch_}, DType::kI64);
     plan_.labels = b_.Activation("labels", {batch_}, DType::kI64);
-    b_.Emit("input", ConvertInput{plan_.scalars, plan_.source, plan_.source_ids, plan_.source_labels, scale, shift, plan_.x,
-                                  plan_.visit_ids, plan_.labels, batch_, channels, samples},
-            {plan_.scalars, plan_.source, plan_.source_ids, plan_.source_labels, scale, shift}, {plan_.x, plan_.visit_ids, plan_.labels});
+    b_.Emit("input", ConvertInput{plan_.scalars, plan_.source, plan_.source_ids, plan_.source_labels, scale, offset, plan_.x,
+                                  plan_.visit_ids, plan_.labels, plan_.not_finite, batch_, rows.rules},
+            {plan_.scalars, plan_.source, plan_.source_ids, plan_.source_labels, scale, offset, plan_.not_finite},
+            {plan_.x, plan_.visit_ids, plan_.labels, plan_.not_finite});
     if (!mae_ || plan_.options.features) return;
     plan_.keep_mask = b_.Activation("keep_mask", {batch_, g_.num_mask_units}, DType::kU8);
     plan_.keep_idx = b_.Activation("keep_idx", {batch_, g_.num_kept}, DType::kI32);
@@ -555,7 +557,8 @@ class StepPlan {
     b_.EmitSnapshot("snapshot", SnapshotState{plan_.master, plan_.moments, plan_.record, plan_.saved},
                     {plan_.master, plan_.moments, plan_.record}, {plan_.saved});
     EmitMark("update done", StepPhase::kOptimizer, plan_.master);
-    b_.Emit("record", PublishRecord{plan_.record, plan_.ring}, {plan_.record}, {plan_.record, plan_.ring});
+    b_.Emit("record", PublishRecord{plan_.record, plan_.not_finite, plan_.ring}, {plan_.record, plan_.not_finite},
+            {plan_.record, plan_.not_finite, plan_.ring});
   }
 
   // Matrices of one shape together; what is needed on the way lies where the activations were.

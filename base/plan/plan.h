@@ -15,12 +15,10 @@
 #include "absl/status/statusor.h"
 #include "base/plan/geometry.h"
 #include "base/plan/parameters.h"
+#include "base/plan/row_format.h"
 #include "base/plan/step_values.h"
 
 namespace hierad {
-
-enum class DType : uint8_t { kF64, kF32, kBF16, kF16, kI64, kI32, kI16, kU8 };
-int64_t SizeOf(DType dtype);
 
 // Each arena is one allocation whose address never changes during a run.
 enum class Arena : uint8_t {
@@ -55,11 +53,12 @@ struct TensorSpec {
 
 // --- Operations. Every field named like a tensor is a TensorId. --------------------------------------------------
 
-// From the staging slot that StepScalars names into static places: x_BCS = source * scale[c] + shift[c] (rows at and
-// beyond `real` become zero), visit ids, labels. source, source_ids, source_labels: [2 slots, B, ...].
+// From the staging slot that StepScalars names into static places, as RowRules say: x_BCS, visit ids, labels. source,
+// source_ids, source_labels: [2 slots, B, ...]. not_finite: as RowBatch's.
 struct ConvertInput {
-  TensorId scalars, source, source_ids, source_labels, scale, shift, x, visit_ids, labels;
-  int64_t batch, channels, samples;
+  TensorId scalars, source, source_ids, source_labels, scale, offset, x, visit_ids, labels, not_finite;
+  int64_t batch;
+  RowRules rules;
 };
 // Keeps the `kept` mask units with the least (word, index); Draw::kMask of (seed, epoch, visit id). keep_idx ascending.
 struct DrawMask { TensorId scalars, visit_ids, keep_mask, keep_idx; int64_t batch, mask_units, kept; };
@@ -153,8 +152,8 @@ struct MeanTokensBackward { TensorId dy, dx; int64_t batch, tokens, dim; };
 struct DropoutBackward { TensorId scalars, dy, dx, visit_ids; int64_t batch, dim; double rate; };
 
 // Behind the gradients, for all ranks: sum of loss_partials as two floats (the high one of 12 bits, so that its sum over
-// ranks is exact), and this rank's signals.
-struct PackTail { TensorId scalars, loss_partials, tail; int64_t batch; };
+// ranks is exact), this rank's signals, and whether its input was finite.
+struct PackTail { TensorId scalars, loss_partials, not_finite, tail; int64_t batch; };
 // Sums a slice of the gradients, and the tail with the last one (else kNone), over all ranks; the same bits on every rank.
 // staging: the slice in bf16, the type in which it is summed (kNone: summed as it is; the tail always is).
 struct ReduceBucket { TensorId slice, tail, staging; int64_t size; int index; };
@@ -163,8 +162,8 @@ struct UnpackTail { TensorId tail, loss_partials, record; int64_t batch; };
 
 // Books the device's time since the last mark under `phase` (StepRecord); nothing where StepScalars says evaluation.
 struct Mark { TensorId scalars, record; StepPhase phase; };
-// Copies the record into the ring's next slot, its number last, and sets the booked times back to 0.
-struct PublishRecord { TensorId record, ring; };
+// Copies the record, not_finite with it, into the ring's next slot, its number last; sets the booked times and not_finite back to 0.
+struct PublishRecord { TensorId record, not_finite, ring; };
 // master, moments, record one behind the other into the snapshot.
 struct SnapshotState { TensorId master, moments, record, snapshot; };
 
@@ -227,7 +226,7 @@ enum class ComputeType : uint8_t { kF64, kF32, kBF16 };
 
 struct PlanOptions {
   ComputeType compute = ComputeType::kF32;
-  DType source = DType::kF32;      // type of the input as it arrives
+  RowFormat rows;                  // of the input as it arrives; nothing: fp32, as it is
   // The encoder alone, nothing masked, no backward: Plan::encoded is what Step::Features averages over tokens. Parameters
   // lie in the table's order; the arenas of gradients and moments are empty.
   bool features = false;
@@ -273,6 +272,7 @@ struct Plan {
   TensorId master = kNone, gradients = kNone, moments = kNone, compute = kNone;   // whole flat buffers
   TensorId tail = kNone;    // behind the gradients, where there are several ranks
   TensorId saved = kNone;   // the snapshot
+  TensorId not_finite = kNone;   // of a step's input, until its record is published
   TensorId x = kNone, visit_ids = kNone, labels = kNone, keep_mask = kNone, keep_idx = kNone;
   TensorId pred = kNone, encoded = kNone, loss_partials = kNone;   // classify: pred holds the logits
 

@@ -5,20 +5,6 @@
 
 namespace hierad {
 
-int64_t SizeOf(DType dtype) {
-  switch (dtype) {
-    case DType::kF64:
-    case DType::kI64: return 8;
-    case DType::kF32:
-    case DType::kI32: return 4;
-    case DType::kBF16:
-    case DType::kF16:
-    case DType::kI16: return 2;
-    case DType::kU8: return 1;
-  }
-  return 0;
-}
-
 TensorId PlanBuilder::Add(std::string name, std::vector<int64_t> shape, DType dtype, Arena arena) {
   TensorSpec tensor;
   tensor.name = std::move(name);

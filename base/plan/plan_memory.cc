@@ -111,8 +111,8 @@ void AddReductions(Plan* plan) {
     const TensorId tail = last ? plan->tail : kNone;
     bucket.ready = int(ops.size()) - 1;
     if (last) {
-      Op pack = ReductionOf(PackTail{plan->scalars, plan->loss_partials, tail, plan->batch}, "pack tail");
-      pack.reads = {plan->scalars, plan->loss_partials};
+      Op pack = ReductionOf(PackTail{plan->scalars, plan->loss_partials, plan->not_finite, tail, plan->batch}, "pack tail");
+      pack.reads = {plan->scalars, plan->loss_partials, plan->not_finite};
       pack.writes = {tail};
       ops.push_back(std::move(pack));
     }

@@ -60,7 +60,11 @@ const char* NameOf(Part part) {
 
 absl::StatusOr<Plan> MakePlan(v1::JobSpec spec, int64_t batch) {
   spec.mutable_step()->set_batch_per_rank(int32_t(batch));
-  return Plan::Make(spec, {.compute = spec.step().precision() == "bf16" ? ComputeType::kBF16 : ComputeType::kF32, .sizes_only = true});
+  PlanOptions options{.compute = spec.step().precision() == "bf16" ? ComputeType::kBF16 : ComputeType::kF32, .sizes_only = true};
+  ASSIGN_OR_RETURN(const Geometry geometry, Geometry::From(spec.model()));
+  options.rows = RowFormat::Plain(geometry);
+  options.rows.type = WidestRows(spec.data());
+  return Plan::Make(spec, options);
 }
 
 // What autograd keeps: everything forward makes, nothing packed; what backward makes lives as in the plan, beside flat

@@ -83,7 +83,7 @@ TEST(PlanTest, WhatIsReadWasWrittenAndWhatIsWrittenIsRead) {
     auto given = [&](TensorId id) {   // there before the step begins
       const Arena arena = plan.tensors[id].arena;
       return arena == Arena::kMaster || arena == Arena::kCompute || arena == Arena::kMoments || arena == Arena::kStaging ||
-             (arena == Arena::kGradients && plan.accumulate) || id == plan.record || (id == plan.loss_partials && plan.accumulate) ||
+             (arena == Arena::kGradients && plan.accumulate) || id == plan.record || id == plan.not_finite || (id == plan.loss_partials && plan.accumulate) ||
              std::any_of(plan.constants.begin(), plan.constants.end(), [&](const Constant& c) { return c.tensor == id; });
     };
     for (const std::vector<Op>* ops : {&plan.forward_backward, &plan.update}) {

@@ -87,6 +87,7 @@ void CompareRecords(const StepRecord& a, const StepRecord& b) {
   EXPECT_EQ(a.halted, b.halted);
   EXPECT_EQ(a.signals, b.signals);
   EXPECT_EQ(a.published, b.published);
+  EXPECT_EQ(a.not_finite, b.not_finite);
 }
 
 void CompareOperation(const Op& op, FusedExecutor* cpu, const Device& gpu, const GpuContext& context, double bound) {
@@ -128,8 +129,10 @@ void CompareOperation(const Op& op, FusedExecutor* cpu, const Device& gpu, const
   }
 }
 
-void ComparePlan(const v1::JobSpec& job, ComputeType compute, kernels::GemmLibrary* gemm, cudaStream_t stream) {
-  auto plan = Plan::Make(job, {.compute = compute});
+void ComparePlan(const v1::JobSpec& job, ComputeType compute, DType rows, kernels::GemmLibrary* gemm, cudaStream_t stream) {
+  PlanOptions options{.compute = compute, .rows = RowFormat::Plain(*Geometry::From(job.model()))};
+  options.rows.type = rows;
+  auto plan = Plan::Make(job, options);
   ASSERT_TRUE(plan.ok()) << plan.status();
   FusedRun run(*std::move(plan), /*poison=*/false);
   run.FillParameters();
@@ -159,9 +162,9 @@ class OperationsTest : public ::testing::Test {
     ASSERT_EQ(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking), cudaSuccess);
   }
   void TearDown() override { cudaStreamDestroy(stream_); }
-  void Compare(const v1::JobSpec& job) {
+  void Compare(const v1::JobSpec& job, DType rows = DType::kF32) {
     SCOPED_TRACE(job.model().ShortDebugString());
-    for (ComputeType compute : {ComputeType::kF32, ComputeType::kBF16}) ComparePlan(job, compute, gemm_.get(), stream_);
+    for (ComputeType compute : {ComputeType::kF32, ComputeType::kBF16}) ComparePlan(job, compute, rows, gemm_.get(), stream_);
   }
 
   std::unique_ptr<kernels::GemmLibrary> gemm_;
@@ -174,7 +177,7 @@ TEST_F(OperationsTest, OddShapesEqualTheReference) {
     v1::JobSpec job = jobs.Next();
     if (i % 3 == 1) job.mutable_optimizer()->set_name("muon");
     if (i % 3 == 2) job.mutable_optimizer()->set_layer_decay(0.7);
-    Compare(job);
+    Compare(job, std::vector{DType::kF32, DType::kU8, DType::kI16, DType::kF16}[i % 4]);
   }
 }
 

@@ -19,6 +19,7 @@
 #include "base/job_yaml.h"
 #include "base/plan/geometry.h"
 #include "base/plan/parameters.h"
+#include "base/plan/row_format.h"
 #include "base/random.h"
 #include "base/status.h"
 #include "hierad/version.h"
@@ -30,7 +31,7 @@ namespace hierad {
 namespace {
 
 struct Arguments {
-  std::string config, variant = "base", task = "mae", mode = "auto", precision = "fp32", device = "auto", sdpa = "auto";
+  std::string config, variant = "base", task = "mae", mode = "auto", precision = "fp32", device = "auto", sdpa = "auto", rows = "f32";
   std::vector<int> input{224, 224};
   int batch = 8, accumulation = 1, chans = 3, q_pool = -1, steps = 30, warmup = 5, threads = 2, short_batch = 0;
   double lr = 1e-4, drop_path = 0;
@@ -60,12 +61,34 @@ absl::StatusOr<v1::JobSpec> JobOf(const Arguments& arguments) {
   return spec;
 }
 
+// Rows of the type asked for, which the model sees as numbers in [-1, 1].
+RowFormat FormatOf(const std::string& type, const Geometry& geometry) {
+  RowFormat format = RowFormat::Plain(geometry);
+  format.type = type == "u8" ? DType::kU8 : type == "i16" ? DType::kI16 : type == "f16" ? DType::kF16 : DType::kF32;
+  const float offset = type == "u8" ? 127.5f : type == "i16" ? -0.5f : 0.0f, scale = type == "u8" ? 1 / 127.5f : type == "i16" ? 1 / 32767.5f : 1.0f;
+  format.offset.assign(format.offset.size(), offset);
+  format.scale.assign(format.scale.size(), scale);
+  return format;
+}
+
 // A pool of random samples; each step takes other rows of it.
-std::vector<float> RandomSamples(int64_t count, int64_t size) {
-  std::vector<float> samples(count * size);
+std::vector<std::byte> RandomSamples(int64_t count, const RowFormat& format) {
+  const int64_t size = format.rules.channels * format.rules.samples;
+  std::vector<std::byte> samples(count * format.row_bytes());
   for (int64_t i = 0; i < count; ++i) {
     const RandomStream stream{1, Draw::kSynthetic, 0, uint64_t(i)};
-    for (int64_t j = 0; j < size; ++j) samples[i * size + j] = 2 * stream.Uniform(j) - 1;
+    std::byte* const row = samples.data() + i * format.row_bytes();
+    for (int64_t j = 0; j < size; ++j) {
+      const float number = 2 * stream.Uniform(j) - 1;
+      const uint32_t word = format.type == DType::kF32 ? 0 : stream.Word(j);
+      const auto half = uint16_t((word & 0x83FF) | 14 << 10);   // 1/2 to 1, either sign
+      switch (format.type) {
+        case DType::kU8: row[j] = std::byte(word >> 24); break;
+        case DType::kI16: reinterpret_cast<uint16_t*>(row)[j] = uint16_t(word >> 16); break;
+        case DType::kF16: reinterpret_cast<uint16_t*>(row)[j] = half; break;
+        default: reinterpret_cast<float*>(row)[j] = number; break;
+      }
+    }
   }
   return samples;
 }
@@ -88,19 +111,19 @@ absl::StatusOr<nlohmann::json> Bench(const Arguments& arguments) {
   const ParameterTable table = ParameterTable::For(geometry);
   const std::unique_ptr<Communicator> communicator = MakeSelfCommunicator();
   const bool cuda = arguments.device == "cuda" || (arguments.device == "auto" && CudaDeviceCount() > 0);
-  ASSIGN_OR_RETURN(const std::unique_ptr<Step> step,
-                   MakeStep({spec, cuda, arguments.threads, arguments.tune, !arguments.one_stream}, geometry, table, communicator.get()));
+  const RowFormat format = FormatOf(arguments.rows, geometry);
+  StepOptions options{spec, cuda, arguments.threads, arguments.tune, !arguments.one_stream};
+  options.rows = format;
+  ASSIGN_OR_RETURN(const std::unique_ptr<Step> step, MakeStep(options, geometry, table, communicator.get()));
   RETURN_IF_ERROR(step->Initialize());
-  int64_t sample_size = geometry.spec.in_chans();
-  for (int64_t size : geometry.input_size) sample_size *= size;
   const int64_t batch = spec.step().batch_per_rank(), micro_steps = spec.step().accumulation();
-  const std::vector<float> drawn = RandomSamples(2 * batch, sample_size);
+  const std::vector<std::byte> drawn = RandomSamples(2 * batch, format);
   // As the loader would hold them.
   const HostMemory memory = BatchMemory(cuda);
-  const float* samples = drawn.data();
+  const std::byte* samples = drawn.data();
   if (memory.allocate) {
-    void* pinned = memory.allocate(drawn.size() * sizeof(float));
-    if (pinned != nullptr) samples = static_cast<const float*>(std::memcpy(pinned, drawn.data(), drawn.size() * sizeof(float)));
+    void* pinned = memory.allocate(drawn.size());
+    if (pinned != nullptr) samples = static_cast<const std::byte*>(std::memcpy(pinned, drawn.data(), drawn.size()));
   }
   std::vector<uint64_t> visits(batch * 2 * micro_steps);
   std::vector<int64_t> labels(batch);
@@ -115,7 +138,7 @@ absl::StatusOr<nlohmann::json> Bench(const Arguments& arguments) {
   auto batch_of = [&](int64_t number) {   // ids live for two steps
     uint64_t* ids = visits.data() + number % (2 * micro_steps) * batch;
     for (int64_t i = 0; i < batch; ++i) ids[i] = uint64_t(number) * batch + i;
-    return MicroBatch{samples + number % 2 * batch * sample_size, labels.data(), ids, int32_t(batch), 0};   // two halves in turn
+    return MicroBatch{samples + number % 2 * batch * format.row_bytes(), labels.data(), ids, int32_t(batch), 0};   // two halves in turn
   };
   for (int s = 0; s < arguments.warmup + arguments.steps; ++s) {
     std::vector<MicroBatch> micro_batches;
@@ -154,6 +177,8 @@ absl::StatusOr<nlohmann::json> Bench(const Arguments& arguments) {
                         {"chans", geometry.spec.in_chans()},
                         {"parameters", table.num_elements},
                         {"batch", batch},
+                        {"rows", RowTypeName(format.type)},
+                        {"batch_bytes", batch * format.row_bytes()},
                         {"accumulation", micro_steps},
                         {"steps", times_ms.size()},
                         {"full_step_median_ms", times_ms[times_ms.size() / 2]},
@@ -177,6 +202,7 @@ int Main(int argc, char** argv) {
   app.add_option("--q-pool", arguments.q_pool, "q_pool (default: the task's)");
   app.add_option("--drop-path", arguments.drop_path, "drop_path_rate");
   app.add_option("--batch", arguments.batch, "samples per micro-step");
+  app.add_option("--rows", arguments.rows, "type of the stored samples")->check(CLI::IsMember({"u8", "i16", "f16", "f32"}));
   app.add_option("--accumulation", arguments.accumulation, "micro-steps per step");
   app.add_option("--mode", arguments.mode, "auto|eager|optimized|graph_safe|fused");
   app.add_option("--precision", arguments.precision, "fp32|bf16");

@@ -117,7 +117,15 @@ class ImageFolder : public Dataset {
   ImageFolder(const v1::DataSpec& data, std::string root, const Geometry& geometry)
       : data_(data), root_(std::move(root)), channels_(geometry.spec.in_chans()),
         height_(static_cast<int>(geometry.input_size[0])), width_(static_cast<int>(geometry.input_size[1])) {
-    ImageStatistics(data, channels_, &mean_, &std_);
+    std::vector<double> mean, spread;
+    ImageStatistics(data, channels_, &mean, &spread);
+    format_ = RowFormat::Plain(geometry);
+    format_.type = DType::kU8;
+    for (int c = 0; c < channels_; ++c) {
+      format_.offset[c] = static_cast<float>(255 * mean[c]);
+      format_.scale[c] = static_cast<float>(1 / (255 * spread[c]));
+    }
+    format_.rules.flip = data.flip();
   }
 
   absl::Status Scan() {
@@ -147,10 +155,13 @@ class ImageFolder : public Dataset {
 
   int64_t bytes_read() const override { return bytes_; }
   std::vector<std::pair<std::string, double>> stages() const override {
-    return {{"read", double(read_ns_) / 1e9}, {"decode", double(decode_ns_) / 1e9}, {"resize", double(resize_ns_) / 1e9}, {"normalise", double(normalise_ns_) / 1e9}};
+    return {{"read", double(read_ns_) / 1e9}, {"decode", double(decode_ns_) / 1e9}, {"resize", double(resize_ns_) / 1e9}, {"separate", double(separate_ns_) / 1e9}};
   }
 
-  absl::Status Read(const Visit& visit, float* x_CS) const override {
+  const RowFormat& row_format() const override { return format_; }
+
+  // 8 bits; the flip and the scaling are the step's.
+  absl::Status ReadRow(const Visit& visit, void* row) const override {
     const auto region = [&](int height, int width) {
       return visit.augment ? RandomRegion(data_, visit, height, width) : CentreRegion(height, width, height_, width_);
     };
@@ -162,24 +173,19 @@ class ImageFolder : public Dataset {
     std::vector<uint8_t> resized(plane * channels);
     const auto resizing = Clock::System().Monotonic();
     ResizeBox(*image.pixels, image.box, height_, width_, resized.data());
-    const auto normalising = Clock::System().Monotonic();
-    Count(&resize_ns_, normalising - resizing);
-    const bool flip = visit.augment && RandomStream{visit.seed, Draw::kFlip, visit.epoch, visit.id}.Uniform(0) < data_.flip();
+    const auto separating = Clock::System().Monotonic();
+    Count(&resize_ns_, separating - resizing);
+    auto* const planes_CHW = static_cast<uint8_t*>(row);
     for (int c = 0; c < channels_; ++c) {
-      const float scale = static_cast<float>(1 / (255 * std_[c])), shift = static_cast<float>(mean_[c] / std_[c]);
-      const int from = channels == 1 ? 0 : c;
-      for (int y = 0; y < height_; ++y) {
-        const uint8_t* row = resized.data() + int64_t{y} * width_ * channels;
-        float* out = x_CS + c * plane + int64_t{y} * width_;
-        for (int x = 0; x < width_; ++x) {
-          const uint8_t* pixel = row + (flip ? width_ - 1 - x : x) * channels;
-          // ITU-R 601-2 luma.
-          const float value = channels_ == 1 && channels == 3 ? 0.299f * pixel[0] + 0.587f * pixel[1] + 0.114f * pixel[2] : pixel[from];
-          out[x] = value * scale - shift;
-        }
+      uint8_t* out = planes_CHW + c * plane;
+      const uint8_t* from = resized.data() + (channels == 1 ? 0 : c);
+      if (channels_ == 1 && channels == 3) {   // ITU-R 601-2 luma, in Pillow's arithmetic
+        for (int64_t i = 0; i < plane; ++i, from += 3) out[i] = static_cast<uint8_t>((19595 * from[0] + 38470 * from[1] + 7471 * from[2] + 0x8000) >> 16);
+      } else {
+        for (int64_t i = 0; i < plane; ++i) out[i] = from[i * channels];
       }
     }
-    Count(&normalise_ns_, Clock::System().Monotonic() - normalising);
+    Count(&separate_ns_, Clock::System().Monotonic() - separating);
     return absl::OkStatus();
   }
 
@@ -239,13 +245,13 @@ class ImageFolder : public Dataset {
   const v1::DataSpec data_;
   const std::string root_;
   const int channels_, height_, width_;
-  std::vector<double> mean_, std_;
+  RowFormat format_;
   std::vector<std::string> class_names_;
   Listing listing_;
   mutable std::mutex mutex_;
   mutable std::unordered_map<uint64_t, std::shared_ptr<const Pixels>> decoded_;
   mutable int64_t decoded_bytes_ = 0;
-  mutable std::atomic<int64_t> bytes_{0}, read_ns_{0}, decode_ns_{0}, resize_ns_{0}, normalise_ns_{0};
+  mutable std::atomic<int64_t> bytes_{0}, read_ns_{0}, decode_ns_{0}, resize_ns_{0}, separate_ns_{0};
 };
 
 Region Centred(int height, int width, int region_height, int region_width) {

@@ -130,6 +130,8 @@ TEST(Rates, CountSamplesBytesAndStages) {
   ASSERT_EQ((*report)["rates"].size(), 2u);
   EXPECT_GT((*report)["rates"][1]["samples_per_s"], 0.0);
   EXPECT_GT((*report)["rates"][1]["mb_per_s"], 0.0);
+  EXPECT_GT((*report)["rates"][1]["rows_mb_per_s"], 0.0);
+  EXPECT_THAT(std::string((*report)["row"]), HasSubstr("f32, "));
   EXPECT_NEAR(double((*report)["rates"][0]["read_share"]) + double((*report)["rates"][0]["prepare_share"]), 1, 1e-6);
   EXPECT_THAT(ReportText(*report), HasSubstr("the loader keeps pace with the step"));
   options.step_ms = 1e-9;

@@ -60,6 +60,7 @@ absl::StatusOr<Report> InspectArrays(const InspectOptions& options, const std::s
   Report report;
   report["source"] = source_name;
   report["what"] = source->Describe();
+  report["rows"] = RowTypeName(source->row_type());   // as the step takes them, where the host need not prepare them
   report["samples"] = source->count();
   report["read"] = read;
   report["channels"] = channels;

@@ -8,15 +8,12 @@
 
 #include <cstdint>
 
+#include "base/plan/rows.h"
 #include "base/plan/step_values.h"
 
 namespace hierad::kernels {
 
-enum class Source { kF32, kF16, kI16, kU8 };
-
-cudaError_t ConvertInput(const StepScalars* scalars, const void* source, Source type, const int64_t* source_ids,
-                         const int64_t* source_labels, const float* scale, const float* shift, float* x_BCS, int64_t* visit_ids,
-                         int64_t* labels, int64_t batch, int64_t channels, int64_t samples, cudaStream_t stream);
+cudaError_t ConvertInput(const RowBatch<float>& batch, cudaStream_t stream);
 cudaError_t DrawMask(const StepScalars* scalars, const int64_t* visit_ids, uint8_t* keep_mask, int32_t* keep_idx, int batch,
                      int mask_units, int kept, cudaStream_t stream);
 
@@ -134,10 +131,10 @@ cudaError_t GradientNorm(const StepScalars* scalars, const float* gradients, dou
                          StepRecord* record, int64_t size, int batch, bool own_signals, cudaStream_t stream);
 // `ring`: the host's memory, as the device sees it.
 cudaError_t Mark(const StepScalars* scalars, StepRecord* record, StepPhase phase, cudaStream_t stream);
-cudaError_t PublishRecord(StepRecord* record, RecordSlot* ring, cudaStream_t stream);
+cudaError_t PublishRecord(StepRecord* record, uint64_t* not_finite, RecordSlot* ring, cudaStream_t stream);
 // What rides behind the gradients: [loss numerator high, low, stop, checkpoint]; signals in StepScalars.signals and
-// StepRecord.signals (bit 0 stop, bit 1 checkpoint).
-cudaError_t PackTail(const StepScalars* scalars, const double* loss_partials, float* tail, int batch, cudaStream_t stream);
+// StepRecord.signals (bit 0 stop, bit 1 checkpoint, bit 2 an input that is not finite).
+cudaError_t PackTail(const StepScalars* scalars, const double* loss_partials, const uint64_t* not_finite, float* tail, int batch, cudaStream_t stream);
 cudaError_t UnpackTail(const float* tail, double* loss_partials, StepRecord* record, int batch, cudaStream_t stream);
 
 cudaError_t AverageWeights(const StepRecord* record, double decay, const float* master, float* average, int64_t size, cudaStream_t stream);

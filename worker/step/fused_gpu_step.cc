@@ -311,7 +311,10 @@ class FusedGpuStep : public Step {
                                "copying the loss"));
     double sum = 0;
     for (double partial : partials) sum += partial;
-    return LossSum{sum, double(batch.real) * double(LossElements(plan().geometry))};
+    uint64_t not_finite = 0;
+    RETURN_IF_ERROR(CudaStatus(cudaMemcpy(&not_finite, Get<uint64_t>(plan().not_finite), sizeof not_finite, cudaMemcpyDeviceToHost), "copying the loss"));
+    RETURN_IF_ERROR(CudaStatus(cudaMemsetAsync(Get<uint64_t>(plan().not_finite), 0, sizeof not_finite, stream_), "clearing the loss"));
+    return LossSum{sum, double(batch.real) * double(LossElements(plan().geometry)), VisitOf(not_finite)};
   }
 
   absl::StatusOr<std::vector<float>> Features(const MicroBatch& batch) override {
@@ -574,7 +577,7 @@ absl::StatusOr<std::unique_ptr<Step>> MakeFusedGpuStep(const StepOptions& option
   const ComputeType compute = options.spec.step().precision() == "bf16" ? ComputeType::kBF16 : ComputeType::kF32;
   StepOptions here = options;
   here.spec.mutable_resources()->set_ranks(communicator->size());
-  PlanOptions plan_options{.compute = compute};
+  PlanOptions plan_options{.compute = compute, .rows = options.rows};
   if (options.bucket_elements > 0) plan_options.bucket_elements = options.bucket_elements;
   ASSIGN_OR_RETURN(Plan plan, Plan::Make(here.spec, plan_options));
   auto step = std::make_unique<FusedGpuStep>(here, table, communicator);

@@ -28,9 +28,9 @@ class CpuOps {
   explicit CpuOps(const Addresses& addresses) : at_(addresses), plan_(*addresses.plan), g_(plan_.geometry) {}
 
   void operator()(const ConvertInput& o) const {
-    ref::ConvertInput(Scalars(o.scalars), at_.At(o.source), Type(o.source), Ids(o.source_ids), Ids(o.source_labels),
-                      at_.Get<float>(o.scale), at_.Get<float>(o.shift), Real(o.x), Ids(o.visit_ids), Ids(o.labels), o.batch,
-                      o.channels, o.samples);
+    ref::ConvertInput<S>({at_.Get<StepScalars>(o.scalars), at_.At(o.source), Type(o.source), Ids(o.source_ids), Ids(o.source_labels),
+                          at_.Get<float>(o.offset), at_.Get<float>(o.scale), Real(o.x), Ids(o.visit_ids), Ids(o.labels),
+                          at_.Get<uint64_t>(o.not_finite), o.batch, o.rules});
   }
   void operator()(const DrawMask& o) const {
     ref::DrawMask(Scalars(o.scalars), Ids(o.visit_ids), Bytes(o.keep_mask), Ints(o.keep_idx), o.batch, o.mask_units, o.kept);
@@ -143,13 +143,13 @@ class CpuOps {
   void operator()(const DropoutBackward& o) const {
     ref::Dropout<T, S>(Scalars(o.scalars), Ids(o.visit_ids), Narrow(o.dy), Narrow(o.dx), o.batch, o.dim, o.rate);
   }
-  void operator()(const PackTail& o) const { ref::PackTail(Scalars(o.scalars), at_.Get<double>(o.loss_partials), Real(o.tail), o.batch); }
+  void operator()(const PackTail& o) const { ref::PackTail(Scalars(o.scalars), at_.Get<double>(o.loss_partials), *at_.Get<uint64_t>(o.not_finite), Real(o.tail), o.batch); }
   void operator()(const UnpackTail& o) const {
     ref::UnpackTail(Real(o.tail), at_.Get<double>(o.loss_partials), at_.Get<StepRecord>(o.record), o.batch);
   }
   void operator()(const ReduceBucket&) const {}   // the executor's, which has the communicator
   void operator()(const Mark& o) const { ref::Mark(Scalars(o.scalars), at_.Get<StepRecord>(o.record), o.phase); }
-  void operator()(const PublishRecord& o) const { ref::PublishRecord(at_.Get<StepRecord>(o.record), at_.Get<RecordSlot>(o.ring)); }
+  void operator()(const PublishRecord& o) const { ref::PublishRecord(at_.Get<StepRecord>(o.record), at_.Get<uint64_t>(o.not_finite), at_.Get<RecordSlot>(o.ring)); }
   void operator()(const SnapshotState& o) const {
     ref::SnapshotState(Real(o.master), Real(o.moments), *at_.Get<StepRecord>(o.record), plan_.flat_size, plan_.num_moments,
                        at_.Get<char>(o.snapshot));

@@ -48,8 +48,9 @@ class GpuOps {
 
  private:
   cudaError_t Launch(const ConvertInput& o) const {
-    return k::ConvertInput(Scalars(o.scalars), at_.At(o.source), SourceType(o.source), Ids(o.source_ids), Ids(o.source_labels),
-                           Real(o.scale), Real(o.shift), Real(o.x), Ids(o.visit_ids), Ids(o.labels), o.batch, o.channels, o.samples, stream_);
+    return k::ConvertInput({Scalars(o.scalars), at_.At(o.source), plan_.tensors[o.source].dtype, Ids(o.source_ids), Ids(o.source_labels),
+                            Real(o.offset), Real(o.scale), Real(o.x), Ids(o.visit_ids), Ids(o.labels),
+                            at_.Get<uint64_t>(o.not_finite), o.batch, o.rules}, stream_);
   }
   cudaError_t Launch(const DrawMask& o) const {
     return k::DrawMask(Scalars(o.scalars), Ids(o.visit_ids), Bytes(o.keep_mask), Ints(o.keep_idx), int(o.batch), int(o.mask_units),
@@ -175,14 +176,14 @@ class GpuOps {
                            o.size, int(o.batch), o.own_signals, stream_);
   }
   cudaError_t Launch(const PackTail& o) const {
-    return k::PackTail(Scalars(o.scalars), Doubles(o.loss_partials), Real(o.tail), int(o.batch), stream_);
+    return k::PackTail(Scalars(o.scalars), Doubles(o.loss_partials), at_.Get<uint64_t>(o.not_finite), Real(o.tail), int(o.batch), stream_);
   }
   cudaError_t Launch(const UnpackTail& o) const {
     return k::UnpackTail(Real(o.tail), Doubles(o.loss_partials), at_.Get<StepRecord>(o.record), int(o.batch), stream_);
   }
   cudaError_t Launch(const Mark& o) const { return k::Mark(Scalars(o.scalars), at_.Get<StepRecord>(o.record), o.phase, stream_); }
   cudaError_t Launch(const PublishRecord& o) const {
-    return k::PublishRecord(at_.Get<StepRecord>(o.record), at_.Get<RecordSlot>(o.ring), stream_);
+    return k::PublishRecord(at_.Get<StepRecord>(o.record), at_.Get<uint64_t>(o.not_finite), at_.Get<RecordSlot>(o.ring), stream_);
   }
   cudaError_t Launch(const SnapshotState& o) const {
     std::byte* to = at_.Get<std::byte>(o.snapshot);
@@ -212,14 +213,6 @@ class GpuOps {
   // The copy in T of a master parameter.
   const void* Compute(TensorId master) const {
     return at_.arena[int(Arena::kCompute)] + plan_.tensors[master].offset / int64_t(sizeof(float)) * int64_t(sizeof(T));
-  }
-  k::Source SourceType(TensorId id) const {
-    switch (plan_.tensors[id].dtype) {
-      case DType::kU8: return k::Source::kU8;
-      case DType::kI16: return k::Source::kI16;
-      case DType::kF16: return k::Source::kF16;
-      default: return k::Source::kF32;
-    }
   }
   bool IsReal(TensorId id) const { return plan_.tensors[id].dtype == DType::kF32; }
   float* Real(TensorId id) const { return at_.Get<float>(id); }

@@ -125,7 +125,7 @@ class FusedCpuStep : public Step {
     RETURN_IF_ERROR(Stage(batch, 0, Draw::kEvalMask, executor_.get()));
     executor_->ClearSums();
     RETURN_IF_ERROR(executor_->RunForward());
-    return LossSum{LossNumerator(), double(batch.real) * double(LossElements(executor_->plan().geometry))};
+    return LossSum{LossNumerator(), double(batch.real) * double(LossElements(executor_->plan().geometry)), VisitOf(std::exchange(*executor_->Get<uint64_t>(executor_->plan().not_finite), 0))};
   }
 
   absl::StatusOr<std::vector<float>> Features(const MicroBatch& batch) override {
@@ -238,7 +238,7 @@ absl::StatusOr<std::unique_ptr<Step>> MakeFusedCpuStep(const StepOptions& option
   const ComputeType compute = options.spec.step().precision() == "bf16" ? ComputeType::kBF16 : ComputeType::kF32;
   StepOptions here = options;
   here.spec.mutable_resources()->set_ranks(communicator->size());
-  PlanOptions plan_options{.compute = compute};
+  PlanOptions plan_options{.compute = compute, .rows = options.rows};
   if (options.bucket_elements > 0) plan_options.bucket_elements = options.bucket_elements;
   ASSIGN_OR_RETURN(Plan plan, Plan::Make(here.spec, plan_options));
   ASSIGN_OR_RETURN(std::unique_ptr<FusedExecutor> executor, FusedExecutor::Make(std::move(plan), {.communicator = communicator}));

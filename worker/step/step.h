@@ -15,6 +15,7 @@
 #include "absl/types/span.h"
 #include "base/plan/geometry.h"
 #include "base/plan/parameters.h"
+#include "base/plan/row_format.h"
 #include "hierad/v1/job.pb.h"
 #include "worker/comm/communicator.h"
 #include "worker/data/loader.h"
@@ -47,6 +48,8 @@ struct StepResult {
   // state is loaded.
   bool halted = false;
   StepSignals signals;       // OR over the ranks
+  bool input_not_finite = false;              // a sample of some rank holds a value that is not finite
+  std::optional<uint64_t> not_finite_visit;   // of this rank: the sample's visit (the largest, of several)
   // Of the device, by its own clock, in seconds; idle: between the step before and this one. Not told by every mode.
   struct Times { double idle_s, forward_s, backward_s, communication_s, optimizer_s; };
   std::optional<Times> times;
@@ -73,6 +76,7 @@ struct StepOptions {
   bool tune = false;         // fused on a GPU: time the candidates of every matrix product and keep the fastest
   bool beside = true;        // fused on a GPU: weight gradients on a second stream
   int64_t bucket_elements = 0;   // fused: PlanOptions::bucket_elements; 0: its default
+  RowFormat rows;            // of the batches; nothing: fp32, as it is
 };
 
 // One thread uses a step.
@@ -107,7 +111,8 @@ class Step {
   virtual void Prefetch(const MicroBatch&) {}
   // Sum of the loss numerator over this micro-batch's real samples, and how many elements it covers; local to the rank.
   // Masks from Draw::kEvalMask with epoch 0: the same at every evaluation. No drop path or dropout.
-  struct LossSum { double numerator = 0; double weight = 0; };
+  // not_finite_visit as StepResult's.
+  struct LossSum { double numerator = 0; double weight = 0; std::optional<uint64_t> not_finite_visit; };
   virtual absl::StatusOr<LossSum> Evaluate(const MicroBatch& batch) = 0;
   // Mean over tokens of the encoder's last output (after its norm, nothing masked): [real, encoder_dim_out], row-major.
   // Classify: what the head sees, the norm of the mean.

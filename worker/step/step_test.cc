@@ -289,7 +289,7 @@ TEST(StepModesTest, PicturesAreTheLossMadeVisible) {
           // Patches: of a signal a stretch of pred_stride points, of an image a square; all channels of it.
           std::map<int64_t, std::vector<int64_t>> patches;
           for (int64_t i = 0; i < size; ++i) {
-            EXPECT_EQ(r->input[s * size + i], batch.x_BCS[s * size + i]);
+            EXPECT_EQ(r->input[s * size + i], static_cast<const float*>(batch.x_BCS)[s * size + i]);
             if (r->masked[s * size + i] == 0) {
               EXPECT_EQ(r->predicted[s * size + i], r->input[s * size + i]);
             }
