@@ -48,6 +48,7 @@ struct CommunicatorOptions {
   // CPU: a peer that shows no sign of life for so long is lost. Longer than hierad's hang_after, whose verdict says more.
   std::chrono::milliseconds timeout{45'000};
   std::chrono::milliseconds busy_timeout{600'000};  // a living peer that does not enter for so long; NCCL: a host-side wait
+  int max_channels = 0;   // NCCL: multiprocessors that an all-reduce takes at most; 0: NCCL's own choice
   // Set by another thread to make a waiting collective return Cancelled.
   const std::atomic<bool>* abandon = nullptr;
 };

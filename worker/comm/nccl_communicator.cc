@@ -72,7 +72,9 @@ absl::Status Connect(const CommunicatorOptions& options, const ncclUniqueId& id,
   RETURN_IF_ERROR(CudaStatus(cudaMalloc(reinterpret_cast<void**>(&joined->staging), kStagingBytes), "cannot allocate NCCL's staging buffer"));
   RETURN_IF_ERROR(CudaStatus(cudaMemsetAsync(joined->staging, 0, kStagingBytes, joined->stream), "cannot clear the staging buffer"));
   const std::string what = absl::StrCat("rank ", options.rank, " of ", options.size, " joining");
-  RETURN_IF_ERROR(NcclStatus(ncclCommInitRank(&joined->comm, options.size, id, options.rank), nullptr, what));
+  ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
+  if (options.max_channels > 0) config.maxCTAs = options.max_channels;
+  RETURN_IF_ERROR(NcclStatus(ncclCommInitRankConfig(&joined->comm, options.size, id, options.rank, &config), nullptr, what));
   // Connects all channels now, outside of any capture.
   RETURN_IF_ERROR(NcclStatus(ncclAllReduce(joined->staging, joined->staging, kStagingBytes / sizeof(float), ncclFloat, ncclSum,
                                            joined->comm, joined->stream), joined->comm, what));
