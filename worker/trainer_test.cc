@@ -12,6 +12,7 @@
 #include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
+#include <utility>
 #include <vector>
 
 #include <spdlog/spdlog.h>
@@ -274,6 +275,45 @@ TEST_F(Trainers, AStopThatOneRankHearsIsSavedAtOneStepByAll) {
   EXPECT_EQ(Lines(folder_), Lines(undisturbed));
   // Once more: there is nothing left to do.
   EXPECT_THAT(Run(2, rest, folder_)[0], HasSubstr("completed 18 steps"));
+}
+
+// step.shard_optimizer: every checkpoint, the failed and the last ones too, is made by all ranks at one step.
+TEST_F(Trainers, AStateThatRanksShareIsSavedByAllAtOneStep) {
+  for (const int behind : {0, 1}) {
+    const std::string undisturbed = NewFolder(), paused = NewFolder(), failing = NewFolder(), halted = NewFolder(), alone = NewFolder();
+    Attempt plain;
+    plain.faults.records_behind = behind;
+    ASSERT_THAT(Run(2, plain, undisturbed)[0], HasSubstr("COMPLETED"));
+    Attempt shared = plain;
+    shared.faults.shared = true;
+    Attempt pause = shared;
+    pause.prepare = [](FakeSession* session, int rank) {
+      session->on_step = [rank](FakeSession* s, int64_t step) {
+        if (rank == 1 && step == 6) s->wanted = Session::Want::kPause;
+        if (rank == 0 && step == 2) s->request = 1;
+      };
+    };
+    for (const std::string& end : Run(2, pause, paused)) EXPECT_THAT(end, HasSubstr("REASON_PREEMPTED stopped after step"));
+    for (const std::string& end : Run(2, shared, paused)) EXPECT_THAT(end, HasSubstr("completed 18 steps"));
+    EXPECT_EQ(Weights(paused), Weights(undisturbed));
+    EXPECT_EQ(Lines(paused), Lines(undisturbed));
+    // A checkpoint that cannot be written: the next ones are made, and the last.
+    Attempt fails = shared;
+    bool removed = false;
+    fails.stage = [&](const char*) {
+      if (!std::exchange(removed, true)) (void)RemoveTree(failing + "/checkpoints");   // from under the writer
+    };
+    for (const std::string& end : Run(2, fails, failing)) EXPECT_THAT(end, HasSubstr("completed 18 steps"));
+    EXPECT_EQ(Weights(failing), Weights(undisturbed));
+    EXPECT_THAT(Saved(failing), Contains(CheckpointName(18)));
+    // Steps that are not finite end the run on all ranks, with a checkpoint.
+    for (const auto& [folder, base] : {std::pair{halted, shared}, std::pair{alone, plain}}) {
+      Attempt nan = base;
+      nan.faults.non_finite = [](int64_t step) { return step >= 9; };
+      for (const std::string& end : Run(2, nan, folder)) EXPECT_THAT(end, HasSubstr("REASON_NUMERICS"));
+    }
+    EXPECT_EQ(Saved(halted), Saved(alone));
+  }
 }
 
 TEST_F(Trainers, SignalsAndCancellation) {

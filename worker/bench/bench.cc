@@ -47,6 +47,7 @@ absl::StatusOr<v1::JobSpec> JobOf(const BenchArguments& arguments) {
     step->set_sdpa_backend(arguments.sdpa);
     step->set_tf32(arguments.tf32);
     step->set_reduce_dtype(arguments.reduce_dtype);
+    step->set_shard_optimizer(arguments.shard);
     spec.mutable_optimizer()->set_name(arguments.optimizer);
   }
   spec.mutable_resources()->set_ranks(arguments.world);
