@@ -54,6 +54,7 @@ class Trainers : public ::testing::Test {
   struct Attempt {
     std::function<void(FakeSession*, int rank)> prepare = [](FakeSession*, int) {};
     FakeStep::Faults faults;
+    bool fused = false;   // the planned step itself instead of a fake one
     std::function<void(TrainerOptions*)> change = [](TrainerOptions*) {};
     CheckpointFolder::StageHook stage;   // of rank 0's checkpoints
     // Sees the session at the end; what it returns follows the reason and message.
@@ -134,9 +135,17 @@ class Trainers : public ::testing::Test {
     TrainerParts parts;
     parts.folder_timeout = std::chrono::milliseconds(200);
     parts.checkpoint_stage = attempt.stage;
-    parts.make_step = [&](const StepOptions& o, const Geometry& g, const ParameterTable& t, Communicator* c) {
-      return absl::StatusOr<std::unique_ptr<Step>>(std::make_unique<FakeStep>(o, g, t, c, attempt.faults));
-    };
+    if (attempt.fused) {
+      parts.make_step = [](const StepOptions& o, const Geometry&, const ParameterTable& t, Communicator* c) {
+        StepOptions many = o;
+        many.bucket_elements = 100;
+        return MakeFusedCpuStep(many, t, c);
+      };
+    } else {
+      parts.make_step = [&](const StepOptions& o, const Geometry& g, const ParameterTable& t, Communicator* c) {
+        return absl::StatusOr<std::unique_ptr<Step>>(std::make_unique<FakeStep>(o, g, t, c, attempt.faults));
+      };
+    }
     Trainer trainer(options, parts, session);
     const TrainEnd end = trainer.Run();
     return v1::Reason_Name(end.reason) + " " + end.message + " " + attempt.look(*session);
@@ -314,6 +323,31 @@ TEST_F(Trainers, AStateThatRanksShareIsSavedByAllAtOneStep) {
     }
     EXPECT_EQ(Saved(halted), Saved(alone));
   }
+}
+
+TEST_F(Trainers, AShardedRunResumesExactlyAndIsAWholeOnes) {
+  Attempt whole;
+  whole.fused = true;
+  whole.change = [](TrainerOptions* options) { options->spec.mutable_optimizer()->set_clip_norm(0); };
+  const std::string undisturbed = NewFolder();
+  for (const std::string& end : Run(3, whole, undisturbed)) ASSERT_THAT(end, HasSubstr("COMPLETED"));
+  Attempt sharded = whole;
+  sharded.change = [&](TrainerOptions* options) {
+    whole.change(options);
+    options->spec.mutable_step()->set_mode("fused");
+    options->spec.mutable_step()->set_shard_optimizer(true);
+  };
+  Attempt killed = sharded;
+  const std::string folder = folder_;
+  killed.prepare = [folder](FakeSession* session, int rank) {
+    session->on_step = [folder, rank](FakeSession*, int64_t step) {
+      if (step == 6 && rank == 0) AwaitCheckpoint(folder, 4), kill(getpid(), SIGKILL);
+    };
+  };
+  EXPECT_THAT(Run(3, killed, folder_), Contains("killed"));
+  EXPECT_THAT(Saved(folder_), Contains(CheckpointName(4)));
+  for (const std::string& end : Run(3, sharded, folder_)) EXPECT_THAT(end, HasSubstr("COMPLETED"));
+  EXPECT_EQ(Weights(folder_), Weights(undisturbed));
 }
 
 TEST_F(Trainers, SignalsAndCancellation) {
