@@ -52,6 +52,7 @@ absl::StatusOr<std::unique_ptr<Communicator>> Join(const BenchArguments& argumen
 absl::StatusOr<nlohmann::json> RunRank(const BenchArguments& arguments, int rank, const int pipe_ends[2]) {
   const bool wants_cuda = arguments.device != "cpu";
   if (wants_cuda) setenv("CUDA_VISIBLE_DEVICES", DeviceOf(rank).c_str(), 1);
+  setenv("NCCL_GRAPH_REGISTER", "0", /*overwrite=*/0);   // as the worker has it
   const bool cuda = wants_cuda && CudaDeviceCount() > 0;
   if (arguments.device == "cuda" && !cuda) return ErrorOf(v1::REASON_USER_ERROR, absl::StrCat("there is no GPU for rank ", rank, " of --world ", arguments.world));
   ASSIGN_OR_RETURN(const std::unique_ptr<Communicator> communicator, Join(arguments, rank, cuda, pipe_ends));
