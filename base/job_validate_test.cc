@@ -131,12 +131,14 @@ TEST(JobValidate, GpuOnlyChoicesOnACpu) {
 }
 
 TEST(JobValidate, WhatOnlyFusedDoesNeedsFused) {
-  const std::vector<std::string> keys = {"step.reduce_dtype=bf16", "step.checkpoint_stages=[1, 4]", "step.checkpoint_decoder=true"};
+  const std::vector<std::string> keys = {"step.reduce_dtype=bf16", "step.checkpoint_stages=[1, 4]", "step.checkpoint_decoder=true",
+                                         "step.shard_optimizer=true"};
   std::vector<std::string> fused = keys;
   fused.push_back("step.mode=fused");
   EXPECT_THAT(Problems(fused), ElementsAre());
   EXPECT_THAT(Problems(keys), ElementsAre(HasSubstr("step.reduce_dtype: bf16 is for step.mode fused; the mode is auto"),
-                                          HasSubstr("step.checkpoint_stages: "), HasSubstr("step.checkpoint_decoder: ")));
+                                          HasSubstr("step.checkpoint_stages: "), HasSubstr("step.checkpoint_decoder: "), HasSubstr("step.shard_optimizer: ")));
+  EXPECT_THAT(Problems({"step.mode=fused", "step.shard_optimizer=true", "optimizer.name=muon"}), ElementsAre(HasSubstr("step.shard_optimizer: true is for optimizer.name adamw")));
   EXPECT_THAT(Problems({"step.mode=fused", "step.checkpoint_stages=[5]"}), ElementsAre(HasSubstr("step.checkpoint_stages: 5; the model has stages 1 to 4")));
 }
 

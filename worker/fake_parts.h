@@ -28,6 +28,7 @@ class FakeStep : public Step {
  public:
   struct Faults {
     int records_behind = 0;
+    bool shared = false;   // shared_state: Save is refused where the ranks are not after the same step
     std::function<bool(int64_t step)> non_finite = [](int64_t) { return false; };
     std::function<absl::Status(int64_t step, int rank)> error = [](int64_t, int) { return absl::OkStatus(); };
     std::function<void(int64_t step, double lr)> see_rate = [](int64_t, double) {};
@@ -51,7 +52,19 @@ class FakeStep : public Step {
     halted_ = false;
     return absl::OkStatus();
   }
-  absl::StatusOr<TrainState> Save() override { return state_; }
+  absl::StatusOr<TrainState> Save() override {
+    for (int r = 0; faults_.shared && r < communicator_->size(); ++r) {
+      int64_t step = state_.step;
+      RETURN_IF_ERROR(communicator_->BroadcastHost(&step, sizeof step, r));
+      if (step != state_.step) return absl::InternalError("the ranks save after different steps");
+    }
+    return state_;
+  }
+  absl::StatusOr<std::unique_ptr<StateSnapshot>> Snapshot() override {
+    ASSIGN_OR_RETURN(auto snapshot, Step::Snapshot());
+    return communicator_->rank() == 0 ? std::move(snapshot) : nullptr;
+  }
+  bool shared_state() const override { return faults_.shared; }
   int records_behind() const override { return faults_.records_behind; }
   absl::StatusOr<StepResult> Take() override {
     if (results_.empty()) return absl::InternalError("nothing to take");

@@ -14,6 +14,7 @@
 #include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
+#include <utility>
 #include <vector>
 
 #include <spdlog/spdlog.h>
@@ -56,6 +57,7 @@ class Trainers : public ::testing::Test {
   struct Attempt {
     std::function<void(FakeSession*, int rank)> prepare = [](FakeSession*, int) {};
     FakeStep::Faults faults;
+    bool fused = false;   // the planned step itself instead of a fake one
     std::function<void(TrainerOptions*)> change = [](TrainerOptions*) {};
     CheckpointFolder::StageHook stage;   // of rank 0's checkpoints
     // Sees the session at the end; what it returns follows the reason and message.
@@ -136,9 +138,17 @@ class Trainers : public ::testing::Test {
     TrainerParts parts;
     parts.folder_timeout = std::chrono::milliseconds(200);
     parts.checkpoint_stage = attempt.stage;
-    parts.make_step = [&](const StepOptions& o, const Geometry& g, const ParameterTable& t, Communicator* c) {
-      return absl::StatusOr<std::unique_ptr<Step>>(std::make_unique<FakeStep>(o, g, t, c, attempt.faults));
-    };
+    if (attempt.fused) {
+      parts.make_step = [](const StepOptions& o, const Geometry&, const ParameterTable& t, Communicator* c) {
+        StepOptions many = o;
+        many.bucket_elements = 100;
+        return MakeFusedCpuStep(many, t, c);
+      };
+    } else {
+      parts.make_step = [&](const StepOptions& o, const Geometry& g, const ParameterTable& t, Communicator* c) {
+        return absl::StatusOr<std::unique_ptr<Step>>(std::make_unique<FakeStep>(o, g, t, c, attempt.faults));
+      };
+    }
     Trainer trainer(options, parts, session);
     const TrainEnd end = trainer.Run();
     return v1::Reason_Name(end.reason) + " " + end.message + " " + attempt.look(*session);
@@ -277,6 +287,70 @@ TEST_F(Trainers, AStopThatOneRankHearsIsSavedAtOneStepByAll) {
   EXPECT_EQ(Lines(folder_), Lines(undisturbed));
   // Once more: there is nothing left to do.
   EXPECT_THAT(Run(2, rest, folder_)[0], HasSubstr("completed 18 steps"));
+}
+
+// step.shard_optimizer: every checkpoint, the failed and the last ones too, is made by all ranks at one step.
+TEST_F(Trainers, AStateThatRanksShareIsSavedByAllAtOneStep) {
+  for (const int behind : {0, 1}) {
+    const std::string undisturbed = NewFolder(), paused = NewFolder(), failing = NewFolder(), halted = NewFolder(), alone = NewFolder();
+    Attempt plain;
+    plain.faults.records_behind = behind;
+    ASSERT_THAT(Run(2, plain, undisturbed)[0], HasSubstr("COMPLETED"));
+    Attempt shared = plain;
+    shared.faults.shared = true;
+    Attempt pause = shared;
+    pause.prepare = [](FakeSession* session, int rank) {
+      session->on_step = [rank](FakeSession* s, int64_t step) {
+        if (rank == 1 && step == 6) s->wanted = Session::Want::kPause;
+        if (rank == 0 && step == 2) s->request = 1;
+      };
+    };
+    for (const std::string& end : Run(2, pause, paused)) EXPECT_THAT(end, HasSubstr("REASON_PREEMPTED stopped after step"));
+    for (const std::string& end : Run(2, shared, paused)) EXPECT_THAT(end, HasSubstr("completed 18 steps"));
+    EXPECT_EQ(Weights(paused), Weights(undisturbed));
+    EXPECT_EQ(Lines(paused), Lines(undisturbed));
+    // A checkpoint that cannot be written: the next ones are made, and the last.
+    Attempt fails = shared;
+    bool removed = false;
+    fails.stage = [&](const char*) {
+      if (!std::exchange(removed, true)) (void)RemoveTree(failing + "/checkpoints");   // from under the writer
+    };
+    for (const std::string& end : Run(2, fails, failing)) EXPECT_THAT(end, HasSubstr("completed 18 steps"));
+    EXPECT_EQ(Weights(failing), Weights(undisturbed));
+    EXPECT_THAT(Saved(failing), Contains(CheckpointName(18)));
+    // Steps that are not finite end the run on all ranks, with a checkpoint.
+    for (const auto& [folder, base] : {std::pair{halted, shared}, std::pair{alone, plain}}) {
+      Attempt nan = base;
+      nan.faults.non_finite = [](int64_t step) { return step >= 9; };
+      for (const std::string& end : Run(2, nan, folder)) EXPECT_THAT(end, HasSubstr("REASON_NUMERICS"));
+    }
+    EXPECT_EQ(Saved(halted), Saved(alone));
+  }
+}
+
+TEST_F(Trainers, AShardedRunResumesExactlyAndIsAWholeOnes) {
+  Attempt whole;
+  whole.fused = true;
+  whole.change = [](TrainerOptions* options) { options->spec.mutable_optimizer()->set_clip_norm(0); };
+  const std::string undisturbed = NewFolder();
+  for (const std::string& end : Run(3, whole, undisturbed)) ASSERT_THAT(end, HasSubstr("COMPLETED"));
+  Attempt sharded = whole;
+  sharded.change = [&](TrainerOptions* options) {
+    whole.change(options);
+    options->spec.mutable_step()->set_mode("fused");
+    options->spec.mutable_step()->set_shard_optimizer(true);
+  };
+  Attempt killed = sharded;
+  const std::string folder = folder_;
+  killed.prepare = [folder](FakeSession* session, int rank) {
+    session->on_step = [folder, rank](FakeSession*, int64_t step) {
+      if (step == 6 && rank == 0) AwaitCheckpoint(folder, 4), kill(getpid(), SIGKILL);
+    };
+  };
+  EXPECT_THAT(Run(3, killed, folder_), Contains("killed"));
+  EXPECT_THAT(Saved(folder_), Contains(CheckpointName(4)));
+  for (const std::string& end : Run(3, sharded, folder_)) EXPECT_THAT(end, HasSubstr("COMPLETED"));
+  EXPECT_EQ(Weights(folder_), Weights(undisturbed));
 }
 
 TEST_F(Trainers, SignalsAndCancellation) {

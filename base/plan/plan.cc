@@ -525,9 +525,11 @@ class StepPlan {
     if (plan_.options.features) return;
     plan_.gradients = whole("gradients", b_.real(), Arena::kGradients);
     plan_.moments = whole("moments", b_.real(), Arena::kMoments);
-    plan_.saved = whole("snapshot", DType::kU8, Arena::kSnapshot);
+    if (plan_.options.rank == 0) plan_.saved = whole("snapshot", DType::kU8, Arena::kSnapshot);
     plan_.ring = b_.Add("ring", {kRecordSlots, int64_t(sizeof(RecordSlot))}, DType::kU8, Arena::kRecords);
-    if (plan_.ranks > 1) plan_.tail = whole("gradient tail", b_.real(), Arena::kGradients);
+    if (plan_.ranks == 1) return;
+    plan_.tail = whole("gradient tail", b_.real(), Arena::kGradients);
+    plan_.progress = b_.Add("progress", {int64_t(sizeof(CollectiveProgress))}, DType::kU8, Arena::kRecords);
   }
 
   void Update() {
@@ -554,11 +556,21 @@ class StepPlan {
       b_.Emit("average of the weights", AverageWeights{plan_.record, plan_.master, plan_.moments, size, o.ema_decay()},
               {plan_.record, plan_.master, plan_.moments}, {plan_.moments});
     }
-    b_.EmitSnapshot("snapshot", SnapshotState{plan_.master, plan_.moments, plan_.record, plan_.saved},
-                    {plan_.master, plan_.moments, plan_.record}, {plan_.saved});
+    EmitSnapshots();
     EmitMark("update done", StepPhase::kOptimizer, plan_.master);
     b_.Emit("record", PublishRecord{plan_.record, plan_.not_finite, plan_.ring}, {plan_.record, plan_.not_finite},
             {plan_.record, plan_.not_finite, plan_.ring});
+  }
+
+  // Rank 0 saves; what the others hold alone they send it.
+  void EmitSnapshots() {
+    const TensorId moments = plan_.sharded ? kNone : plan_.moments;
+    if (plan_.saved != kNone) {
+      b_.EmitSnapshot("snapshot", SnapshotState{plan_.master, moments, plan_.record, plan_.saved}, {plan_.master, moments, plan_.record}, {plan_.saved});
+    }
+    if (!plan_.sharded) return;
+    b_.EmitSnapshot("gather moments", GatherMoments{plan_.moments, plan_.saved, 0, {plan_.scalars, plan_.progress, 0}},
+                    {plan_.moments, plan_.scalars}, {plan_.saved, plan_.progress});
   }
 
   // Matrices of one shape together; what is needed on the way lies where the activations were.
@@ -576,27 +588,43 @@ class StepPlan {
       places_.push_back({places, matrices});
       const v1::OptimizerSpec& o = spec_.optimizer();
       const TensorId scratch = b_.Activation(name + " scratch", {count, kMuonParts}, DType::kF64);
-      TensorId x = b_.Activation(name + " x", {count, shorter, longer}, b_.compute());
+      // Each rank's share of the matrices; the last ranks may have fewer, or none.
+      const int64_t share = (count + plan_.ranks - 1) / plan_.ranks, first = std::min(count, share * plan_.options.rank);
+      const int64_t own = std::min(share, count - first);
+      TensorId x = b_.Activation(name + " x", {share, shorter, longer}, b_.compute());
       b_.Emit(name + " momentum",
               MuonMomentum{plan_.record, plan_.gradients, plan_.moments, places, x, scratch, count, rows, cols, o.muon_momentum(), o.clip_norm(),
-                           o.muon_nesterov()},
+                           o.muon_nesterov(), first, own},
               {plan_.record, plan_.gradients, plan_.moments, places}, {plan_.moments, x, scratch});
-      for (int round = 0; round < kMuonRounds; ++round) {
-        const std::string at = absl::StrCat(name, " round ", round);
-        const TensorId gram = b_.Activation(at + " gram", {count, shorter, shorter}, b_.compute());
-        b_.Emit(at + " gram", BatchedGemm{x, x, kNone, gram, count, shorter, shorter, longer, true, 1, 0}, {x}, {gram},
-                2.0 * double(count * shorter * shorter * longer));
-        const TensorId poly = b_.Activation(at + " polynomial", {count, shorter, shorter}, b_.compute());
-        b_.Emit(at + " polynomial", BatchedGemm{gram, gram, gram, poly, count, shorter, shorter, shorter, false, kMuonC, kMuonB}, {gram}, {poly},
-                2.0 * double(count * shorter * shorter * shorter));
-        const TensorId next = b_.Activation(at, {count, shorter, longer}, b_.compute());
-        b_.Emit(at, BatchedGemm{poly, x, x, next, count, shorter, longer, shorter, false, 1, kMuonA}, {poly, x}, {next},
-                2.0 * double(count * shorter * shorter * longer));
-        x = next;
+      if (own > 0) x = NewtonSchulz(name, x, own, shorter, longer, share);
+      if (plan_.ranks > 1) {
+        const TensorId all = b_.Activation(name + " of all ranks", {plan_.ranks * share, shorter, longer}, b_.compute());
+        b_.Emit(name + " gather", GatherMatrices{x, all, share * shorter * longer, {plan_.scalars, plan_.progress, 0}}, {x, plan_.scalars},
+                {all, plan_.progress});
+        plan_.update.back().part = Part::kCommunication;
+        x = all;
       }
       b_.Emit(name + " update", MuonUpdate{plan_.scalars, plan_.record, x, places, scale_, plan_.master, plan_.compute, count, rows, cols, o.weight_decay()},
               {plan_.scalars, plan_.record, x, places, scale_, plan_.master}, {plan_.master, plan_.compute});
     }
+  }
+
+  // Of `own` matrices; room is there for `share`.
+  TensorId NewtonSchulz(const std::string& name, TensorId x, int64_t own, int64_t shorter, int64_t longer, int64_t share) {
+    for (int round = 0; round < kMuonRounds; ++round) {
+      const std::string at = absl::StrCat(name, " round ", round);
+      const TensorId gram = b_.Activation(at + " gram", {own, shorter, shorter}, b_.compute());
+      b_.Emit(at + " gram", BatchedGemm{x, x, kNone, gram, own, shorter, shorter, longer, true, 1, 0}, {x}, {gram},
+              2.0 * double(own * shorter * shorter * longer));
+      const TensorId poly = b_.Activation(at + " polynomial", {own, shorter, shorter}, b_.compute());
+      b_.Emit(at + " polynomial", BatchedGemm{gram, gram, gram, poly, own, shorter, shorter, shorter, false, kMuonC, kMuonB}, {gram}, {poly},
+              2.0 * double(own * shorter * shorter * shorter));
+      const TensorId next = b_.Activation(at, {share, shorter, longer}, b_.compute());
+      b_.Emit(at, BatchedGemm{poly, x, x, next, own, shorter, longer, shorter, false, 1, kMuonA}, {poly, x}, {next},
+              2.0 * double(own * shorter * shorter * longer));
+      x = next;
+    }
+    return x;
   }
 
  public:
@@ -696,6 +724,7 @@ absl::StatusOr<Plan> Plan::Make(const v1::JobSpec& spec, const PlanOptions& opti
   plan.batch = spec.step().batch_per_rank();
   plan.ranks = std::max(1, spec.resources().ranks());
   plan.reduce_bf16 = spec.step().reduce_dtype() == "bf16";
+  plan.sharded = spec.step().shard_optimizer() && plan.ranks > 1 && !options.features;
   plan.num_moments = spec.optimizer().ema_decay() > 0 ? 3 : 2;
   plan.accumulate = spec.step().accumulation() > 1;
   StepPlan step(&plan, spec);

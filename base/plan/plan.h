@@ -25,11 +25,11 @@ enum class Arena : uint8_t {
   kMaster,        // parameters at Plan::parameter_offset: the order in which backward finishes their gradients
   kCompute,       // their copy in T (only where T differs from the master's type), same order
   kGradients,     // same order, so that a bucket of the all-reduce is a slice that is ready early
-  kMoments,       // exp_avg, then exp_avg_sq, then the average of the parameters where one is kept; same order
+  kMoments,       // exp_avg, then exp_avg_sq, then the average of the parameters where one is kept; same order. Sharded: Plan::ShardOf
   kActivations,   // lifetimes packed
   kStaging,       // two input slots filled by the copy stream, and the step's scalars
   kPersistent,    // what outlives a step: index tables, decay flags, update counter, metric record
-  kSnapshot,      // master, moments and record as they were after some step, for a checkpoint written while training goes on
+  kSnapshot,      // of rank 0: master, moments and record as they were after some step, for a checkpoint written while training goes on
   kRecords,       // the ring of records: host memory that the device writes, not counted among the device's bytes
 };
 inline constexpr int kNumArenas = 9;
@@ -154,9 +154,26 @@ struct DropoutBackward { TensorId scalars, dy, dx, visit_ids; int64_t batch, dim
 // Behind the gradients, for all ranks: sum of loss_partials as two floats (the high one of 12 bits, so that its sum over
 // ranks is exact), this rank's signals, and whether its input was finite.
 struct PackTail { TensorId scalars, loss_partials, not_finite, tail; int64_t batch; };
+// A collective says in `progress`, a CollectiveProgress in the host's memory, when it is entered and when it is over;
+// `number` counts the plan's collectives from 1.
+struct Announced { TensorId scalars, progress; int number; };
 // Sums a slice of the gradients, and the tail with the last one (else kNone), over all ranks; the same bits on every rank.
 // staging: the slice in bf16, the type in which it is summed (kNone: summed as it is; the tail always is).
-struct ReduceBucket { TensorId slice, tail, staging; int64_t size; int index; };
+// Sharded: only this rank's part of the sums, `own`, is made. Its sum of squares goes to place rank * buckets + index of
+// `sums` (through `partials`), and the last bucket gathers those of all ranks there.
+struct ReduceBucket {
+  TensorId slice, tail, staging;
+  int64_t size;
+  int index;
+  Announced announced;
+  TensorId own = kNone, partials = kNone, sums = kNone;
+};
+// Sharded: each rank's part of a slice of the parameters to all ranks.
+struct GatherBucket { TensorId slice; int64_t size; int index; Announced announced; };
+// Sharded: the moments of all ranks behind one another into rank 0's snapshot (kNone on the others), after the parameters.
+struct GatherMoments { TensorId moments, snapshot; int64_t bytes; Announced announced; };
+// all[rank, ...] = own[...] of every rank, `size` elements each.
+struct GatherMatrices { TensorId own, all; int64_t size; Announced announced; };
 // loss_partials: the numerator of all ranks, then zeros; signals of all ranks into the record.
 struct UnpackTail { TensorId tail, loss_partials, record; int64_t batch; };
 
@@ -164,22 +181,25 @@ struct UnpackTail { TensorId tail, loss_partials, record; int64_t batch; };
 struct Mark { TensorId scalars, record; StepPhase phase; };
 // Copies the record, not_finite with it, into the ring's next slot, its number last; sets the booked times and not_finite back to 0.
 struct PublishRecord { TensorId record, not_finite, ring; };
-// master, moments, record one behind the other into the snapshot.
+// master, moments, record one behind the other into the snapshot. moments kNone: they come by a GatherMoments.
 struct SnapshotState { TensorId master, moments, record, snapshot; };
 
 // Global L2 norm of the flat gradients in fixed order; loss = loss_weight * sum of loss_partials; both into the record,
 // with the verdict whether the step is skipped (either one not finite, or the run halted) and the counters that follow
-// from it. own_signals: the record's signals are this rank's.
+// from it. own_signals: the record's signals are this rank's. gradients kNone (sharded): partials holds the sums of squares
+// already, `size` of them.
 struct GradientNorm { TensorId scalars, gradients, partials, loss_partials, record; int64_t size, batch; bool own_signals; };
 // Muon, in the form of torch.optim.Muon with adjust_lr_fn match_rms_adamw, for `count` matrices [rows, cols] of one shape at
 // the places (elements, i64) in the flat buffers. The first half of `moments` is its momentum.
 //   m += (1 - momentum) (g - m), g the clipped gradient; u = m, or with nesterov g + momentum (m - g)
 //   x = u / max(|u|, 1e-7) in T, transposed where rows > cols; scratch: parts of |u|^2
+// Several ranks: m of all matrices, x of the `own` matrices from `first` on, whose products this rank makes.
 struct MuonMomentum {
   TensorId record, gradients, moments, places, x, scratch;
   int64_t count, rows, cols;
   double momentum, clip_norm;
   bool nesterov;
+  int64_t first, own;
 };
 // d = alpha a op(b) + beta c of `count` products of one shape, row-major, contiguous: Newton-Schulz.
 struct BatchedGemm { TensorId a, b, c, d; int64_t count, m, n, k; bool trans_b; double alpha, beta; };
@@ -201,13 +221,14 @@ struct AdamW {
   TensorId scalars, master, gradients, moments, decay, scale, compute, record;
   int64_t size;
   double beta1, beta2, eps, weight_decay, clip_norm;
+  int64_t first = 0;   // sharded: the element of the flat arenas at which master and gradients begin; decay and scale are whole
 };
 
 using OpArgs = std::variant<ConvertInput, DrawMask, PatchGather, Gemm, AddPosition, LayerNorm, Attention, MaxPool, Residual, ResidualNorm, Gelu,
                             FusionGather, DecoderAssemble, MaeLoss, MeanTokens, Dropout, CrossEntropy, Cast, ColumnSum,
                             SumParts, LayerNormBackward, AttentionBackward, MaxPoolBackward, ResidualBackward, GeluBackward,
                             FusionGatherBackward, DecoderAssembleBackward, AddPositionBackward, MeanTokensBackward,
-                            DropoutBackward, PackTail, ReduceBucket, UnpackTail, Mark, PublishRecord, SnapshotState, GradientNorm,
+                            DropoutBackward, PackTail, ReduceBucket, GatherBucket, GatherMoments, GatherMatrices, UnpackTail, Mark, PublishRecord, SnapshotState, GradientNorm,
                             MuonMomentum, BatchedGemm, MuonUpdate, AverageWeights, AdamW>;
 
 struct Op {
@@ -232,6 +253,7 @@ struct PlanOptions {
   bool features = false;
   // Index tables stay empty: for who asks what a step takes, and shall not take it himself.
   bool sizes_only = false;
+  int64_t rank = 0;                // whose plan; rank 0's has the snapshot
   int64_t bucket_elements = int64_t{8} << 20;   // Plan::buckets
 };
 
@@ -255,6 +277,8 @@ struct Plan {
   int64_t batch = 0;                       // batch_per_rank
   int64_t ranks = 1;
   bool reduce_bf16 = false;                // step.reduce_dtype
+  bool sharded = false;                    // step.shard_optimizer, where there are several ranks
+  int num_collectives = 0;                 // Announced::number goes so far
   int num_moments = 2;                     // flat buffers in kMoments
   bool accumulate = false;                 // gradients add to what is there: the executor clears them before a step
   std::vector<int64_t> parameter_offset;   // elements in the flat arenas, by index in the table
@@ -271,11 +295,19 @@ struct Plan {
   TensorId source = kNone, source_ids = kNone, source_labels = kNone, scalars = kNone, record = kNone, ring = kNone;
   TensorId master = kNone, gradients = kNone, moments = kNone, compute = kNone;   // whole flat buffers
   TensorId tail = kNone;    // behind the gradients, where there are several ranks
-  TensorId saved = kNone;   // the snapshot
+  TensorId saved = kNone;   // the snapshot: rank 0
   TensorId not_finite = kNone;   // of a step's input, until its record is published
+  TensorId progress = kNone;   // CollectiveProgress, where there are several ranks
   TensorId x = kNone, visit_ids = kNone, labels = kNone, keep_mask = kNone, keep_idx = kNone;
   TensorId pred = kNone, encoded = kNone, loss_partials = kNone;   // classify: pred holds the logits
 
+  // Sharded: what rank `rank` updates of a bucket (buckets are multiples of ranks * kParameterAlign then), in elements: its
+  // place in the flat arenas, and that of its moments, `num_moments` buffers behind one another, in kMoments.
+  struct Shard { int64_t first, size, moments; };
+  Shard ShardOf(const Bucket& bucket, int64_t rank) const {
+    const int64_t size = bucket.size / ranks;
+    return {bucket.offset + rank * size, size, num_moments * (bucket.offset / ranks)};
+  }
   int64_t TotalBytes() const;   // of the device
   TensorId Find(const std::string& name) const;   // kNone: unknown
 

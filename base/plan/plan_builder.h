@@ -75,6 +75,10 @@ class PlanBuilder {
 
 // The order of parameters in the flat arenas, offsets of every tensor, sizes of the arenas.
 void PlaceTensors(Plan* plan);
+// Of several ranks, once the parameters are placed: the reductions among the passes, what sharding makes of the update.
+void AddReductions(Plan* plan);
+// Once all operations are there.
+void NumberCollectives(Plan* plan);
 
 // Index tables (see the operations that read them).
 std::vector<int32_t> FusionOrder(const Geometry& geometry, int stage);   // [finals * taps]; stage beyond q_pool: identity

@@ -238,6 +238,31 @@ TEST(PlanTest, EveryBucketIsReducedOnceAsSoonAsItIsReady) {
     EXPECT_EQ(std::count(covered.begin(), covered.end(), 1), plan.flat_size);
     EXPECT_EQ(plan.tensors[plan.tail].offset, plan.flat_size * 4);
     EXPECT_TRUE(std::holds_alternative<UnpackTail>(plan.update[0].args));
+    // In parts: every element is one rank's, and all that ranks update is gathered.
+    job.mutable_step()->set_shard_optimizer(true);
+    std::vector<int> owners(size_t(plan.flat_size) * 2, 0), gathered(owners);
+    for (int64_t rank = 0; rank < plan.ranks; ++rank) {
+      const auto part = Plan::Make(job, {.rank = rank});
+      ASSERT_TRUE(part.ok()) << part.status();
+      owners.resize(size_t(part->flat_size)), gathered.resize(size_t(part->flat_size));
+      EXPECT_EQ(part->arena_bytes[int(Arena::kMoments)], 2 * part->flat_size * 4 / part->ranks);
+      int64_t moments = 0;
+      for (const Op& op : part->update) {
+        if (const auto* adamw = std::get_if<AdamW>(&op.args)) {
+          EXPECT_EQ(part->tensors[adamw->master].offset, adamw->first * 4);
+          EXPECT_EQ(part->tensors[adamw->gradients].offset, adamw->first * 4);
+          EXPECT_EQ(part->tensors[adamw->moments].offset, moments * 4);
+          EXPECT_EQ(adamw->size % kParameterAlign, 0);
+          moments += 2 * adamw->size;
+          for (int64_t e = adamw->first; e < adamw->first + adamw->size; ++e) ++owners[size_t(e)];
+        }
+        const auto* gather = std::get_if<GatherBucket>(&op.args);
+        if (gather == nullptr || rank > 0) continue;
+        for (int64_t e = 0; e < gather->size; ++e) ++gathered[size_t(part->tensors[gather->slice].offset / 4 + e)];
+      }
+    }
+    EXPECT_EQ(std::count(owners.begin(), owners.end(), 1), int64_t(owners.size()));
+    EXPECT_EQ(std::count(gathered.begin(), gathered.end(), 1), int64_t(gathered.size()));
     // The same arithmetic as alone.
     job.mutable_resources()->set_ranks(1);
     EXPECT_EQ(Make(job).parameter_offset, plan.parameter_offset);

@@ -65,6 +65,12 @@ struct RecordSlot {
 };
 inline constexpr int64_t kRecordSlots = 64;
 
+// How far a rank is with its collectives: the number (Announced of plan.h) of the newest that it has entered and of the
+// newest that is over, and the step of the former. In the host's memory, each value written by itself.
+struct CollectiveProgress {
+  int64_t step, entered, left;
+};
+
 // How AdamW treats a group of elements: not at all (Muon's), with weight decay or without.
 enum DecayGroup : uint8_t { kWithoutDecay = 0, kWithDecay = 1, kNotAdamW = 2 };
 // Muon: parts of a matrix's squared norm, Newton-Schulz's coefficients and number of rounds.

@@ -127,8 +127,13 @@ struct PartsSum {
   int cols, num_parts;
 };
 cudaError_t SumParts(const PartsSum* sums, int count, bool accumulate, cudaStream_t stream);
+// gradients nullptr: partials holds `size` sums of squares.
 cudaError_t GradientNorm(const StepScalars* scalars, const float* gradients, double* partials, const double* loss_partials,
                          StepRecord* record, int64_t size, int batch, bool own_signals, cudaStream_t stream);
+// sum = squares of `values`, in fixed order; partials: kNormParts.
+cudaError_t SumOfSquares(const float* values, double* partials, double* sum, int64_t size, cudaStream_t stream);
+// `progress`: the host's memory, as the device sees it.
+cudaError_t AnnounceCollective(const StepScalars* scalars, CollectiveProgress* progress, int number, bool entered, cudaStream_t stream);
 // `ring`: the host's memory, as the device sees it.
 cudaError_t Mark(const StepScalars* scalars, StepRecord* record, StepPhase phase, cudaStream_t stream);
 cudaError_t PublishRecord(StepRecord* record, uint64_t* not_finite, RecordSlot* ring, cudaStream_t stream);
@@ -143,8 +148,9 @@ cudaError_t AverageWeights(const StepRecord* record, double decay, const float* 
 struct MuonShape {
   int count, rows, cols;
 };
+// The momentum of all matrices, x of `own` of them from number `first` on.
 template <typename T>
-cudaError_t MuonMomentum(const StepRecord* record, const MuonShape& shape, double momentum, double clip_norm, bool nesterov,
+cudaError_t MuonMomentum(const StepRecord* record, const MuonShape& shape, int first, int own, double momentum, double clip_norm, bool nesterov,
                          const float* gradients, float* moments, const int64_t* places, T* x, double* scratch, cudaStream_t stream);
 template <typename T>
 cudaError_t MuonUpdate(const StepScalars* scalars, const StepRecord* record, const MuonShape& shape, double weight_decay, const T* x,

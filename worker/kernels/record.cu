@@ -56,7 +56,20 @@ __global__ void Unpack(const float* tail, double* loss_partials, StepRecord* rec
   if (threadIdx.x == 0) record->signals = (tail[2] > 0 ? 1 : 0) | (tail[3] > 0 ? 2 : 0) | (tail[4] > 0 ? 4 : 0);
 }
 
+// The host's memory, looked at by its threads while the step runs.
+__global__ void Announce(const StepScalars* s, CollectiveProgress* progress, int64_t number, bool entered) {
+  auto* p = reinterpret_cast<volatile int64_t*>(progress);
+  if (entered) p[0] = s->step;
+  p[entered ? 1 : 2] = number;
+  __threadfence_system();
+}
+
 }  // namespace
+
+cudaError_t AnnounceCollective(const StepScalars* scalars, CollectiveProgress* progress, int number, bool entered, cudaStream_t stream) {
+  Announce<<<1, 1, 0, stream>>>(scalars, progress, number, entered);
+  return cudaGetLastError();
+}
 
 cudaError_t Mark(const StepScalars* scalars, StepRecord* record, StepPhase phase, cudaStream_t stream) {
   Book<<<1, 1, 0, stream>>>(scalars, record, int(phase));

@@ -105,6 +105,9 @@ class DeviceArenas {
   Addresses addresses;
   // The ring, as the host sees it.
   RecordSlot* ring() const { return reinterpret_cast<RecordSlot*>(records_.get() + plan.tensors[plan.ring].offset); }
+  CollectiveProgress* progress() const {   // nullptr: one rank
+    return plan.progress == kNone ? nullptr : reinterpret_cast<CollectiveProgress*>(records_.get() + plan.tensors[plan.progress].offset);
+  }
 
  private:
   explicit DeviceArenas(Plan p) : plan(std::move(p)) {}
@@ -135,7 +138,7 @@ class SavedState : public StateSnapshot {
       std::memcpy(is_record ? reinterpret_cast<char*>(&record) : reinterpret_cast<char*>(buffers.data()) + at, chunk_, n);
       at += n;
     }
-    return StateOf(plan, buffers.data(), record);
+    return StateOfSnapshot(plan, buffers.data(), record);
   }
 
  private:
@@ -190,10 +193,10 @@ class FusedGpuStep : public Step {
     RETURN_IF_ERROR(CheckState(state, table_));
     RETURN_IF_ERROR(Synchronize());
     std::vector<float> flat(plan().flat_size, 0.0f);
-    const auto buffers = BuffersOf(plan(), state);
-    for (size_t i = 0; i < buffers.size(); ++i) {
-      ToPlanOrder(plan(), buffers[i]->data(), flat.data());
-      RETURN_IF_ERROR(CopyToGpu(Buffer(i), flat.data(), int64_t(flat.size() * sizeof(float)), "copying a state to the GPU"));
+    ToPlanOrder(plan(), state.parameters.data(), flat.data());
+    const std::vector<float> moments = MomentsOf(plan(), plan().options.rank, state);
+    for (const auto& [to, from] : {std::pair<TensorId, const std::vector<float>*>{plan().master, &flat}, {plan().moments, &moments}}) {
+      RETURN_IF_ERROR(CopyToGpu(Get<float>(to), from->data(), int64_t(from->size() * sizeof(float)), "copying a state to the GPU"));
     }
     RETURN_IF_ERROR(RefreshComputeCopyOnGpu(arenas_->addresses, stream_));
     RETURN_IF_ERROR(Synchronize());
@@ -212,19 +215,21 @@ class FusedGpuStep : public Step {
   absl::StatusOr<TrainState> Save() override {
     RETURN_IF_ERROR(Synchronize());
     ASSIGN_OR_RETURN(const StepRecord record, ReadRecord());
-    TrainState state{record.step, record.updates, record.nan_in_row, {}, {}, {}, {}};
-    std::vector<float> flat(plan().flat_size);
-    const auto buffers = BuffersOf(plan(), &state);
-    for (size_t i = 0; i < buffers.size(); ++i) {
-      RETURN_IF_ERROR(CudaStatus(cudaMemcpy(flat.data(), Buffer(i), flat.size() * sizeof(float), cudaMemcpyDeviceToHost), "copying the state from the GPU"));
-      buffers[i]->assign(table_.flat_size, 0.0f);
-      FromPlanOrder(plan(), flat.data(), buffers[i]->data());
+    std::vector<float> flat(plan().flat_size), moments(MomentsSize(plan()));
+    for (const auto& [from, to] : {std::pair{plan().master, &flat}, {plan().moments, &moments}}) {
+      RETURN_IF_ERROR(CudaStatus(cudaMemcpy(to->data(), Get<float>(from), to->size() * sizeof(float), cudaMemcpyDeviceToHost), "copying the state from the GPU"));
     }
-    return state;
+    return StateOfRanks(plan(), flat.data(), moments, record, &communicator_);
   }
+  bool shared_state() const override { return plan().sharded; }
+  std::string WaitingIn() const override { return DescribeProgress(plan(), arenas_->progress()); }
 
   // On the step's own stream between two steps: a copy on the device, which takes as long as the arenas' bytes.
   absl::StatusOr<std::unique_ptr<StateSnapshot>> Snapshot() override {
+    if (plan().saved == kNone) {
+      RETURN_IF_ERROR(RunOps(plan().snapshot, [](const Op&) { return true; }));
+      return nullptr;
+    }
     if (snapshot_lent_.exchange(true)) return ErrorOf(v1::REASON_INTERNAL, "a snapshot was asked for while another is being read.");
     auto snapshot = std::make_unique<SavedState>(*arenas_, saving_, saving_chunk_.get(), &snapshot_lent_);
     RETURN_IF_ERROR(RunOps(plan().snapshot, [](const Op&) { return true; }));
@@ -268,7 +273,7 @@ class FusedGpuStep : public Step {
     // The batches' memory is the caller's again. Their copies are over before the step begins to compute.
     RETURN_IF_ERROR(CudaStatus(cudaEventSynchronize(copied_[slot_]), "copying a batch to the GPU"));
     RETURN_IF_ERROR(CopyNext());
-    return communicator_.CheckAsync();
+    return CheckPeers();
   }
 
   int records_behind() const override { return 1; }
@@ -285,7 +290,7 @@ class FusedGpuStep : public Step {
         return ErrorOf(v1::REASON_INTERNAL, absl::StrCat("step number ", reader_->taken() + 1, " of this process is over on the GPU, but left no record."));
       }
       if (over != cudaErrorNotReady) return CudaStatus(over, "the step on the GPU");
-      RETURN_IF_ERROR(communicator_.CheckAsync());
+      RETURN_IF_ERROR(CheckPeers());
       if (round < kSpins) {
         std::this_thread::yield();
       } else {
@@ -376,6 +381,15 @@ class FusedGpuStep : public Step {
   template <typename V>
   V* Get(TensorId id) const { return arenas_->addresses.Get<V>(id); }
   GpuContext Context() const { return {gemm_.get(), stream_, 0, spec_.step().tf32(), &communicator_, false}; }
+  // What NCCL says of the others, with the place; then nothing of it is left under way that this process would wait for.
+  absl::Status CheckPeers() {
+    absl::Status status = communicator_.CheckAsync();
+    if (status.ok()) return status;
+    const std::string place = WaitingIn();
+    communicator_.Abort();
+    (void)last_graph_.release(), (void)micro_graph_.release(), (void)update_graph_.release();   // they refer to what is gone
+    return place.empty() ? status : Annotate(status, place);
+  }
   absl::Status Synchronize() { return CudaStatus(cudaStreamSynchronize(stream_), "the step on the GPU"); }
 
   absl::Status RunOps(const std::vector<Op>& ops, const std::function<bool(const Op&)>& take) { return RunOps(ops, ops.size(), take); }
@@ -506,10 +520,6 @@ class FusedGpuStep : public Step {
            std::equal(prefetched_->ids.begin(), prefetched_->ids.end(), batch.visit_ids_B);
   }
 
-  // Of BuffersOf.
-  float* Buffer(size_t i) const {
-    return i == 0 ? Get<float>(plan().master) : Get<float>(plan().moments) + int64_t(i - 1) * plan().flat_size;
-  }
   absl::StatusOr<std::vector<float>> Parameters() {
     RETURN_IF_ERROR(Synchronize());
     std::vector<float> flat(plan().flat_size), by_table(table_.flat_size, 0.0f);
@@ -577,7 +587,7 @@ absl::StatusOr<std::unique_ptr<Step>> MakeFusedGpuStep(const StepOptions& option
   const ComputeType compute = options.spec.step().precision() == "bf16" ? ComputeType::kBF16 : ComputeType::kF32;
   StepOptions here = options;
   here.spec.mutable_resources()->set_ranks(communicator->size());
-  PlanOptions plan_options{.compute = compute, .rows = options.rows};
+  PlanOptions plan_options{.compute = compute, .rank = communicator->rank(), .rows = options.rows};
   if (options.bucket_elements > 0) plan_options.bucket_elements = options.bucket_elements;
   ASSIGN_OR_RETURN(Plan plan, Plan::Make(here.spec, plan_options));
   auto step = std::make_unique<FusedGpuStep>(here, table, communicator);

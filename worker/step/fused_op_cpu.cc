@@ -147,7 +147,11 @@ class CpuOps {
   void operator()(const UnpackTail& o) const {
     ref::UnpackTail(Real(o.tail), at_.Get<double>(o.loss_partials), at_.Get<StepRecord>(o.record), o.batch);
   }
-  void operator()(const ReduceBucket&) const {}   // the executor's, which has the communicator
+  // The executor's, which has the communicator.
+  void operator()(const ReduceBucket&) const {}
+  void operator()(const GatherBucket&) const {}
+  void operator()(const GatherMoments&) const {}
+  void operator()(const GatherMatrices&) const {}
   void operator()(const Mark& o) const { ref::Mark(Scalars(o.scalars), at_.Get<StepRecord>(o.record), o.phase); }
   void operator()(const PublishRecord& o) const { ref::PublishRecord(at_.Get<StepRecord>(o.record), at_.Get<uint64_t>(o.not_finite), at_.Get<RecordSlot>(o.ring)); }
   void operator()(const SnapshotState& o) const {
@@ -155,18 +159,19 @@ class CpuOps {
                        at_.Get<char>(o.snapshot));
   }
   void operator()(const GradientNorm& o) const {
-    ref::GradientNorm(Scalars(o.scalars), Real(o.gradients), at_.Get<double>(o.loss_partials), at_.Get<StepRecord>(o.record), o.size,
+    ref::GradientNorm(Scalars(o.scalars), Real(o.gradients), at_.Get<double>(o.partials), at_.Get<double>(o.loss_partials), at_.Get<StepRecord>(o.record), o.size,
                       o.batch, o.own_signals);
   }
   void operator()(const AdamW& o) const {
     ref::AdamW(Scalars(o.scalars), *at_.Get<StepRecord>(o.record), {o.beta1, o.beta2, o.eps, o.weight_decay, o.clip_norm},
-               Real(o.master), Real(o.gradients), Real(o.moments), Bytes(o.decay), at_.Get<float>(o.scale), Narrow(o.compute), o.size);
+               Real(o.master), Real(o.gradients), Real(o.moments), Bytes(o.decay) + o.first / kParameterAlign,
+               o.scale == kNone ? nullptr : at_.Get<float>(o.scale) + o.first / kParameterAlign, Narrow(o.compute), o.size);
   }
   void operator()(const AverageWeights& o) const {
     ref::AverageWeights(*at_.Get<StepRecord>(o.record), o.decay, Real(o.master), Real(o.moments), o.size);
   }
   void operator()(const MuonMomentum& o) const {
-    ref::MuonMomentum(*at_.Get<StepRecord>(o.record), {o.count, o.rows, o.cols}, o.momentum, o.clip_norm, o.nesterov, Real(o.gradients),
+    ref::MuonMomentum(*at_.Get<StepRecord>(o.record), {o.count, o.rows, o.cols}, o.first, o.own, o.momentum, o.clip_norm, o.nesterov, Real(o.gradients),
                       Real(o.moments), Ids(o.places), Narrow(o.x), at_.Get<double>(o.scratch));
   }
   void operator()(const BatchedGemm& o) const {

@@ -31,8 +31,59 @@ class GpuOps {
                              o.count, float(o.alpha), float(o.beta)};
     return context_.gemm->Run(shape, at_.At(o.a), at_.At(o.b), at_.At(o.d), nullptr, stream_, context_.lane, at_.At(o.c));
   }
-  absl::Status operator()(const ReduceBucket& o) const {
+  absl::Status operator()(const ReduceBucket& o) const { return Announce(o, [&] { return o.own == kNone ? Reduce(o) : Scatter(o); }); }
+  absl::Status operator()(const GatherBucket& o) const {
+    return Announce(o, [&] { return context_.communicator->AllGather(at_.At(o.slice), plan_.tensors[o.slice].bytes / plan_.ranks, stream_); });
+  }
+  absl::Status operator()(const GatherMoments& o) const {
+    return Announce(o, [&] {
+      std::byte* to = o.snapshot == kNone ? nullptr : at_.Get<std::byte>(o.snapshot) + plan_.tensors[plan_.master].bytes;
+      return context_.communicator->Gather(at_.At(o.moments), to, o.bytes, 0, stream_);
+    });
+  }
+  absl::Status operator()(const GatherMatrices& o) const {
+    return Announce(o, [&]() -> absl::Status {
+      const int64_t bytes = o.size * int64_t(sizeof(T));
+      RETURN_IF_ERROR(CudaStatus(cudaMemcpyAsync(at_.Get<std::byte>(o.all) + plan_.options.rank * bytes, at_.At(o.own), bytes,
+                                                 cudaMemcpyDeviceToDevice, stream_), "copying a rank's matrices"));
+      return context_.communicator->AllGather(at_.At(o.all), bytes, stream_);
+    });
+  }
+  template <typename O>
+  absl::Status operator()(const O& o) const { return CudaStatus(Launch(o), "a kernel's launch"); }
+
+ private:
+  // A collective between the words that it has begun and that it is over.
+  template <typename O, typename Body>
+  absl::Status Announce(const O& o, const Body& body) const {
     if (context_.communicator == nullptr) return ErrorOf(v1::REASON_INTERNAL, "a plan of several ranks runs without a communicator.");
+    auto say = [&](bool entered) {
+      return CudaStatus(k::AnnounceCollective(Scalars(o.announced.scalars), at_.Get<CollectiveProgress>(o.announced.progress), o.announced.number,
+                                              entered, stream_), "a kernel's launch");
+    };
+    RETURN_IF_ERROR(say(true));
+    RETURN_IF_ERROR(body());
+    return say(false);
+  }
+
+  absl::Status Scatter(const ReduceBucket& o) const {
+    const int64_t part = o.size / plan_.ranks, buckets = int64_t(plan_.buckets.size());
+    if (o.staging != kNone) {
+      auto* narrow = at_.Get<__nv_bfloat16>(o.staging);
+      RETURN_IF_ERROR(CudaStatus(k::Cast(Real(o.slice), narrow, o.size, stream_), "a kernel's launch"));
+      RETURN_IF_ERROR(context_.communicator->ReduceScatterSumBF16(at_.Get<uint16_t>(o.staging), part, stream_));
+      RETURN_IF_ERROR(CudaStatus(k::Cast(narrow + plan_.options.rank * part, Real(o.own), part, stream_), "a kernel's launch"));
+    } else {
+      RETURN_IF_ERROR(context_.communicator->ReduceScatterSum(Real(o.slice), part, stream_));
+    }
+    RETURN_IF_ERROR(CudaStatus(k::SumOfSquares(Real(o.own), Doubles(o.partials), Doubles(o.sums) + plan_.options.rank * buckets + o.index, part,
+                                               stream_), "a kernel's launch"));
+    if (o.tail == kNone) return absl::OkStatus();
+    RETURN_IF_ERROR(context_.communicator->AllReduceSum(Real(o.tail), kGradientTail, stream_));
+    return context_.communicator->AllGather(Doubles(o.sums), buckets * int64_t(sizeof(double)), stream_);
+  }
+
+  absl::Status Reduce(const ReduceBucket& o) const {
     if (o.staging != kNone) {
       RETURN_IF_ERROR(CudaStatus(k::Cast(Real(o.slice), at_.Get<__nv_bfloat16>(o.staging), o.size, stream_), "a kernel's launch"));
       RETURN_IF_ERROR(context_.communicator->AllReduceSumBF16(at_.Get<uint16_t>(o.staging), o.size, stream_));
@@ -43,10 +94,6 @@ class GpuOps {
     }
     return o.tail == kNone ? absl::OkStatus() : context_.communicator->AllReduceSum(Real(o.tail), kGradientTail, stream_);
   }
-  template <typename O>
-  absl::Status operator()(const O& o) const { return CudaStatus(Launch(o), "a kernel's launch"); }
-
- private:
   cudaError_t Launch(const ConvertInput& o) const {
     return k::ConvertInput({Scalars(o.scalars), at_.At(o.source), plan_.tensors[o.source].dtype, Ids(o.source_ids), Ids(o.source_labels),
                             Real(o.offset), Real(o.scale), Real(o.x), Ids(o.visit_ids), Ids(o.labels),
@@ -188,6 +235,10 @@ class GpuOps {
   cudaError_t Launch(const SnapshotState& o) const {
     std::byte* to = at_.Get<std::byte>(o.snapshot);
     for (TensorId id : {o.master, o.moments, o.record}) {
+      if (id == kNone) {   // comes by a GatherMoments
+        to += plan_.ranks * plan_.tensors[plan_.moments].bytes;
+        continue;
+      }
       const int64_t bytes = plan_.tensors[id].bytes;
       if (const cudaError_t error = cudaMemcpyAsync(to, at_.At(id), bytes, cudaMemcpyDeviceToDevice, stream_); error != cudaSuccess) return error;
       to += bytes;
@@ -196,13 +247,14 @@ class GpuOps {
   }
   cudaError_t Launch(const AdamW& o) const {
     return k::AdamW(Scalars(o.scalars), at_.Get<StepRecord>(o.record), {o.beta1, o.beta2, o.eps, o.weight_decay, o.clip_norm}, Real(o.master),
-                    Real(o.gradients), Real(o.moments), Bytes(o.decay), Real(o.scale), Narrow(o.compute), o.size, stream_);
+                    Real(o.gradients), Real(o.moments), Bytes(o.decay) + o.first / kParameterAlign,
+                    o.scale == kNone ? nullptr : Real(o.scale) + o.first / kParameterAlign, Narrow(o.compute), o.size, stream_);
   }
   cudaError_t Launch(const AverageWeights& o) const {
     return k::AverageWeights(at_.Get<StepRecord>(o.record), o.decay, Real(o.master), Real(o.moments) + 2 * o.size, o.size, stream_);
   }
   cudaError_t Launch(const MuonMomentum& o) const {
-    return k::MuonMomentum(at_.Get<StepRecord>(o.record), {int(o.count), int(o.rows), int(o.cols)}, o.momentum, o.clip_norm, o.nesterov,
+    return k::MuonMomentum(at_.Get<StepRecord>(o.record), {int(o.count), int(o.rows), int(o.cols)}, int(o.first), int(o.own), o.momentum, o.clip_norm, o.nesterov,
                            Real(o.gradients), Real(o.moments), Ids(o.places), Narrow(o.x), Doubles(o.scratch), stream_);
   }
   cudaError_t Launch(const MuonUpdate& o) const {

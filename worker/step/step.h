@@ -88,8 +88,13 @@ class Step {
   virtual absl::Status Initialize() = 0;
   virtual absl::Status Load(const TrainState& state) = 0;
   virtual absl::StatusOr<TrainState> Save() = 0;
-  // The state after the Runs so far, without waiting for them. One at a time: the one before has gone.
+  // The state after the Runs so far, without waiting for them. One at a time: the one before has gone. Of rank 0; the others
+  // have none, and call it (for nullptr) only where shared_state().
   virtual absl::StatusOr<std::unique_ptr<StateSnapshot>> Snapshot();
+  // Parts of the state are held by one rank each: all ranks call Save and Snapshot after the same Run.
+  virtual bool shared_state() const { return false; }
+  // The collective that the device is in, empty: none. Any thread.
+  virtual std::string WaitingIn() const { return ""; }
   // A hash of the parameters, the same where they are the same bit for bit. Waits for the Runs so far.
   virtual absl::StatusOr<uint64_t> ParameterHash();
 

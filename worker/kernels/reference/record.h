@@ -56,7 +56,7 @@ template <typename S>
 void SnapshotState(const S* master, const S* moments, const StepRecord& record, int64_t size, int num_moments, char* snapshot) {
   const int64_t bytes = size * int64_t(sizeof(S));
   std::memcpy(snapshot, master, bytes);
-  std::memcpy(snapshot + bytes, moments, num_moments * bytes);
+  if (moments != nullptr) std::memcpy(snapshot + bytes, moments, num_moments * bytes);
   std::memcpy(snapshot + (1 + num_moments) * bytes, &record, sizeof record);
 }
 
