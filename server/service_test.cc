@@ -11,8 +11,11 @@
 #include <thread>
 
 #include "absl/strings/str_cat.h"
+#include "base/job_yaml.h"
 #include "base/limits.h"
+#include "server/await.h"
 #include "server/rpc_server.h"
+#include "server/web.h"
 
 namespace hierad {
 namespace {
@@ -470,6 +473,40 @@ TEST_F(ServiceTest, VersionIsTold) {
   ASSERT_TRUE(control_->Version(&context, v1::VersionRequest(), &reply).ok());
   EXPECT_EQ(reply.version(), "1.2.3");
   EXPECT_GT(reply.started_ms(), 0);
+}
+
+// The page shows each user what the socket would: a submitter its own jobs, and of others not even that they failed.
+TEST_F(ServiceTest, ThePageKeepsToRoles) {
+  uint64_t ids[2];
+  const char* submitters[] = {"alice", "bob"};
+  for (int i = 0; i < 2; ++i) {
+    v1::SubmitRequest request;
+    request.set_client_key(absl::StrCat("key-", i));
+    *request.mutable_spec() = Spec();
+    request.mutable_spec()->set_name(absl::StrCat("of-", submitters[i]));
+    FillDefaults(request.mutable_spec());
+    const auto reply = Await<v1::SubmitReply>([&](auto done) { coordinator_->Submit(request, submitters[i], absl::OkStatus(), done); });
+    ASSERT_TRUE(reply.ok()) << reply.status();
+    ids[i] = reply->job().id();
+  }
+  const WebSources sources{coordinator_.get(), history_.get(), [this](uid_t uid) { return server_->CallerOfUser(uid); }};
+  const Caller alice{kSubmitter | kWorker, "alice", false}, admin{kAdmin, "root", false}, viewer{kViewer, "guest", false};
+  for (const Caller& all : {admin, viewer}) {
+    const WebAnswer overview = AnswerWeb(sources, all, "/api/overview", "");
+    EXPECT_THAT(overview.body, testing::AllOf(HasSubstr("of-alice"), HasSubstr("of-bob")));
+    for (const uint64_t id : ids) EXPECT_EQ(AnswerWeb(sources, all, absl::StrCat("/api/jobs/", id), "").code, 200);
+  }
+  const WebAnswer overview = AnswerWeb(sources, alice, "/api/overview", "");
+  EXPECT_THAT(overview.body, testing::AllOf(HasSubstr("of-alice"), testing::Not(HasSubstr("of-bob"))));
+  EXPECT_EQ(AnswerWeb(sources, alice, absl::StrCat("/api/jobs/", ids[0]), "").code, 200);
+  for (const char* what : {"", "/metrics", "/log"}) {
+    const WebAnswer refused = AnswerWeb(sources, alice, absl::StrCat("/api/jobs/", ids[1], what), "");
+    EXPECT_EQ(refused.code, 403) << what;
+    EXPECT_THAT(refused.body, testing::Not(HasSubstr("bob")));
+  }
+  // The socket of this test is private.
+  EXPECT_TRUE(server_->CallerOfUser(geteuid()).AllJobs());
+  EXPECT_EQ(server_->CallerOfUser(geteuid() + 1).roles, 0u);
 }
 
 // Many clients at once, each with its own key: no answer is lost, no job doubled.

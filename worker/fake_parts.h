@@ -178,7 +178,7 @@ class FakeSession : public Session {
     on_step(this, done);
   }
   void SetTotals(const v1::RankTotals& t) override { totals = t; }
-  void SetCounters(int64_t nan, int64_t, double speed) override {
+  void SetCounters(int64_t nan, double speed) override {
     nan_steps = nan;
     samples_per_s = speed;
   }

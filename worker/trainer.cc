@@ -553,7 +553,7 @@ void Trainer::Events(const absl::Status& status) {
 
 bool Trainer::PicturesDue() const {
   const int64_t every = spec_.output().pictures_every_epochs();
-  if (every == 0 || geometry_->spec.task() != "mae" || geometry_->dims > 2 || spec_.step().mode() == "fused") return false;
+  if (every == 0 || geometry_->spec.task() != "mae") return false;
   return done_ % (length_.steps_per_epoch * every) == 0 || done_ == length_.total_steps;
 }
 
@@ -565,7 +565,7 @@ void Trainer::DrawPictures() {
     const Dataset& data = eval_dataset_ ? *eval_dataset_ : *dataset_;
     const int rows = spec_.step().batch_per_rank();
     MicroBatch batch;
-    batch.real = int32_t(std::min<int64_t>({kPictureSamples, rows, data.count()}));
+    batch.real = int32_t(std::min<int64_t>({geometry_->dims == 3 ? 1 : kPictureSamples, rows, data.count()}));
     const int64_t row_bytes = data.row_format().rules.samples > 0 ? data.row_format().row_bytes() : RowFormat::Plain(*geometry_).row_bytes();
     std::vector<std::byte> x(size_t(rows * row_bytes));
     std::vector<int64_t> labels(size_t(rows), -1);
@@ -588,7 +588,7 @@ void Trainer::DrawPictures() {
       mean = {-double(*low) / range};
       spread = {1 / range};
     }
-    const Picture picture = geometry_->dims == 2 ? DrawImages(r, mean, spread) : DrawSignals(r);
+    const Picture picture = geometry_->dims == 1 ? DrawSignals(r) : DrawImages(r, mean, spread);
     ASSIGN_OR_RETURN(const std::string png, EncodePng(picture));
     const std::string folder = JoinPath(options_.run_folder, "pictures");
     RETURN_IF_ERROR(MakeFolders(folder));
@@ -751,8 +751,7 @@ void Trainer::Activity(const std::string& activity) { communicator_->SetActivity
 
 void Trainer::Report() {
   session_->SetProgress(done_, length_.total_steps, first_done_ + 1);
-  session_->SetCounters(nan_steps_, loader_ ? loader_->skipped_samples() : 0, samples_per_s_);
-  totals_.set_skipped_samples(loader_ ? loader_->skipped_samples() : 0);
+  session_->SetCounters(nan_steps_, samples_per_s_);
   session_->SetTotals(totals_);
   if (loader_) session_->SetDataCounters(loader_->counters());
 }

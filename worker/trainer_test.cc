@@ -495,14 +495,15 @@ TEST_F(Trainers, SkippedSamplesWeighNothing) {
     options->spec.mutable_data()->set_on_error("skip");
     options->spec.mutable_schedule()->set_epochs(1);
   };
-  attempt.look = [](const FakeSession& s) { return absl::StrCat("samples ", s.metrics.empty() ? 0 : s.metrics[0].samples(), " loss ", s.metrics.empty() ? 0 : s.metrics[0].loss()); };
+  attempt.look = [](const FakeSession& s) { return absl::StrCat("skipped ", s.data.skipped_samples(), " samples ", s.metrics.empty() ? 0 : s.metrics[0].samples(), " loss ", s.metrics.empty() ? 0 : s.metrics[0].loss()); };
   const std::string two = Run(2, attempt, folder_)[0];
-  EXPECT_THAT(two, AllOf(HasSubstr("REASON_COMPLETED completed 1 steps"), HasSubstr("samples 6 ")));
+  EXPECT_THAT(two, AllOf(HasSubstr("REASON_COMPLETED completed 1 steps"), HasSubstr(" samples 6 ")));
   attempt.change = [&, change = attempt.change](TrainerOptions* options) {
     change(options);
     options->spec.mutable_step()->set_batch_per_rank(8);
   };
   const std::string one = Run(1, attempt, NewFolder())[0];
+  EXPECT_THAT(one, HasSubstr("skipped 2 samples 6 "));
   const auto loss = [](const std::string& text) { return text.substr(text.find("loss")); };
   EXPECT_EQ(loss(one), loss(two));
   path = data + "/lost.npy";

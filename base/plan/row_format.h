@@ -33,7 +33,7 @@ struct RowFormat {
 };
 
 // The type of a job's rows as far as the job alone tells it: the widest that its data may have.
-inline DType WidestRows(const v1::DataSpec& data) { return data.source() == "images" ? DType::kU8 : DType::kF32; }
+inline DType WidestRows(const v1::DataSpec& data) { return data.source() == "images" ? DType::kI16 : DType::kF32; }
 
 inline const char* RowTypeName(DType rows) {
   switch (rows) {

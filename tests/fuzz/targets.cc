@@ -107,7 +107,7 @@ void Image(std::string_view input) {
     if (part) {
       options.channels = 4;
       options.region = [](int height, int width) { return Region{height / 3, width / 3, height - height / 3, width - width / 3}; };
-      options.least_height = options.least_width = 8;
+      options.out_height = options.out_width = 8;
     }
     const auto image = DecodeImage(input, options);
     if (image.ok() && image->pixels.channels <= 64) ResizeBox(image->pixels, image->box, 8, 8, out.data());

@@ -118,10 +118,6 @@ class ThreadedLoader : public Loader {
     const std::lock_guard<std::mutex> lock(mutex_);
     return wait_s_;
   }
-  int64_t skipped_samples() const override {
-    const std::lock_guard<std::mutex> lock(mutex_);
-    return unreadable_.size();
-  }
   v1::DataCounters counters() const override {
     v1::DataCounters counters;
     counters.set_bytes(dataset_->bytes_read());
@@ -130,6 +126,7 @@ class ThreadedLoader : public Loader {
     counters.set_samples(rows_read_);
     counters.set_threads(active_);
     counters.set_slowest_s(slowest_s_);
+    counters.set_skipped_samples(static_cast<int64_t>(unreadable_.size()));
     if (rows_read_ > 0) counters.set_slowest(dataset_->SampleName(slowest_));
     return counters;
   }

@@ -66,7 +66,6 @@ class Loader {
   virtual absl::StatusOr<MicroBatch> Next() = 0;
   virtual double data_wait_s() const = 0;          // total time that Next() waited
   virtual v1::DataCounters counters() const = 0;
-  virtual int64_t skipped_samples() const = 0;     // distinct ones, of this rank, with data.on_error: skip
   virtual std::string WaitingIn() const = 0;       // sample being read while Next() waits, else empty
 };
 

@@ -239,7 +239,7 @@ TEST(Loader, SkipCountsDistinctSamplesAndEndsBeyondTheLimit) {
   options.threads = 2;
   auto three = *MakeLoader(std::make_shared<CountingDataset>(16, std::set<uint64_t>{3, 7, 11}), options);
   for (int i = 0; i < 10; ++i) EXPECT_TRUE(three->Next().ok());
-  EXPECT_EQ(three->skipped_samples(), 3);
+  EXPECT_EQ(three->counters().skipped_samples(), 3);
   auto four = *MakeLoader(std::make_shared<CountingDataset>(16, std::set<uint64_t>{3, 7, 11, 12}), options);
   absl::Status status;
   for (int i = 0; i < 10 && status.ok(); ++i) status = four->Next().status();

@@ -295,5 +295,54 @@ for i in range(12):
   EXPECT_TRUE(flipped > 4 && flipped < 44) << flipped;
 }
 
+// 16 bits stay 16 bits; what has 8 in the same folder is widened.
+TEST(Rows, ImagesOf16BitsKeepThem) {
+  TestFolder folder;
+  const std::string seed = RunPython(folder, R"(
+import sys
+import numpy as np
+import tifffile
+from PIL import Image
+out = sys.argv[1]
+seed = int.from_bytes(np.random.bytes(4), 'little')
+print(seed)
+rng = np.random.default_rng(seed)
+mean, std = np.array([0.485, 0.456, 0.406])[:, None, None], np.array([0.229, 0.224, 0.225])[:, None, None]
+def expect(i, x):
+    x = (np.broadcast_to(x, (3, 16, 16)) - mean) / std
+    for flip in (0, 1):
+        (x[..., ::-1] if flip else x).astype(np.float64).tofile(f'{out}/{i}.{flip}')
+deep = rng.integers(0, 65536, (16, 16, 3), dtype=np.uint16)
+tifffile.imwrite(out + '/0.tif', deep, photometric='rgb')
+expect(0, deep.transpose(2, 0, 1) / 65535)
+gray = rng.integers(0, 65536, (16, 16), dtype=np.uint16)
+Image.fromarray(gray).save(out + '/1.png')
+expect(1, gray / 65535)
+flat = rng.integers(0, 256, (16, 16, 3), dtype=np.uint8)
+Image.fromarray(flat).save(out + '/2.png')
+expect(2, flat.transpose(2, 0, 1) / 255)
+)");
+  SCOPED_TRACE("seed " + seed);
+  v1::DataSpec data;
+  data.set_source("images");
+  data.add_crop_scale(1), data.add_crop_scale(1);
+  data.add_crop_ratio(1), data.add_crop_ratio(1);
+  data.set_flip(0.5);
+  const auto dataset = OpenDataset(data, folder.Path(""), InputGeometry(3, {16, 16}), nullptr);
+  ASSERT_TRUE(dataset.ok()) << dataset.status();
+  const RowFormat& format = (*dataset)->row_format();
+  EXPECT_EQ(format.type, DType::kI16);
+  for (uint64_t i = 0; i < 3; ++i) {
+    for (uint64_t id = i; id < 12; id += 3) {
+      const std::string expected = Whole(folder, absl::StrCat(i, ".", DrawRow(format.rules, kSeed, kEpoch, id).flip ? 1 : 0));
+      float x[3 * 256];
+      ASSERT_EQ(expected.size(), 3 * 256 * sizeof(double));
+      const auto* want = reinterpret_cast<const double*>(expected.data());
+      ASSERT_TRUE((*dataset)->Read({i, id, kSeed, kEpoch, true}, x).ok());
+      for (int k = 0; k < 3 * 256; ++k) ASSERT_NEAR(x[k], want[k], 1e-6) << "image " << i << " value " << k;   // a step of 16 bits is 6e-5
+    }
+  }
+}
+
 }  // namespace
 }  // namespace hierad

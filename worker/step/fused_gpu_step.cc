@@ -24,6 +24,7 @@
 #include "worker/step/fused_layout.h"
 #include "worker/step/fused_op_gpu.h"
 #include "worker/step/lanes.h"
+#include "worker/step/reconstruct.h"
 #include "worker/step/record_reader.h"
 #include "worker/step/step.h"
 
@@ -320,6 +321,29 @@ class FusedGpuStep : public Step {
     RETURN_IF_ERROR(CudaStatus(cudaMemcpy(&not_finite, Get<uint64_t>(plan().not_finite), sizeof not_finite, cudaMemcpyDeviceToHost), "copying the loss"));
     RETURN_IF_ERROR(CudaStatus(cudaMemsetAsync(Get<uint64_t>(plan().not_finite), 0, sizeof not_finite, stream_), "clearing the loss"));
     return LossSum{sum, double(batch.real) * double(LossElements(plan().geometry)), VisitOf(not_finite)};
+  }
+
+  absl::StatusOr<Reconstruction> Reconstruct(const MicroBatch& batch) override {
+    const Geometry& g = plan().geometry;
+    if (g.spec.task() != "mae") return Step::Reconstruct(batch);
+    if (batch.real == 0) return PutBack(g, 0, nullptr, {}, {});
+    RETURN_IF_ERROR(Evaluate(batch).status());   // nothing has written over what it predicted
+    const auto to_host = [](const void* from, auto* to) {
+      return CudaStatus(cudaMemcpy(to->data(), from, to->size() * sizeof((*to)[0]), cudaMemcpyDeviceToHost), "copying pictures from the GPU");
+    };
+    std::vector<float> x(plan().tensors[plan().x].bytes / plan().batch * batch.real / int64_t(sizeof(float)));
+    std::vector<uint8_t> keep_mask(batch.real * g.num_mask_units);
+    std::vector<float> pred(batch.real * g.num_tokens_final * g.pred_dim);
+    RETURN_IF_ERROR(to_host(Get<float>(plan().x), &x));
+    RETURN_IF_ERROR(to_host(Get<uint8_t>(plan().keep_mask), &keep_mask));
+    if (plan().options.compute == ComputeType::kBF16) {
+      std::vector<uint16_t> narrow(pred.size());
+      RETURN_IF_ERROR(to_host(arenas_->addresses.At(plan().pred), &narrow));
+      for (size_t i = 0; i < narrow.size(); ++i) pred[i] = std::bit_cast<float>(uint32_t{narrow[i]} << 16);
+    } else {
+      RETURN_IF_ERROR(to_host(arenas_->addresses.At(plan().pred), &pred));
+    }
+    return PutBack(g, batch.real, x.data(), RemovedTokens(g, batch.real, keep_mask.data()), pred);
   }
 
   absl::StatusOr<std::vector<float>> Features(const MicroBatch& batch) override {

@@ -123,12 +123,9 @@ class Step {
   // Classify: what the head sees, the norm of the mean.
   virtual absl::StatusOr<std::vector<float>> Features(const MicroBatch& batch) = 0;
 
-  // Task mae, 1-D and 2-D: the real samples of `batch` with what is predicted for their removed mask units, drawn as for
-  // Evaluate. With model.norm_target the prediction is put back to each patch's own mean and variance. Unimplemented where
-  // the mode does not tell (fused).
-  virtual absl::StatusOr<Reconstruction> Reconstruct(const MicroBatch&) {
-    return absl::UnimplementedError("step.mode fused draws no pictures; the other modes do");
-  }
+  // Task mae (else Unimplemented): the real samples of `batch` with what is predicted for their removed mask units, drawn as for
+  // Evaluate; reconstruct.h says how. Waits for the Runs so far.
+  virtual absl::StatusOr<Reconstruction> Reconstruct(const MicroBatch& batch);
   virtual int64_t peak_memory_bytes() const { return 0; }   // GPU: of torch's allocator; CPU: of the process
   virtual std::string Describe() const = 0;   // mode, device, precision, attention backend: one line for the log
 };

@@ -18,6 +18,7 @@
 #include "worker/optim/muon.h"
 #include "worker/step/accelerator.h"
 #include "worker/step/staging.h"
+#include "worker/step/reconstruct.h"
 #include "worker/step/step.h"
 #include "worker/step/torch_status.h"
 
@@ -195,25 +196,23 @@ class TorchStep : public Step {
 
   absl::StatusOr<Reconstruction> Reconstruct(const MicroBatch& batch) override {
     const Geometry& g = model_.geometry();
-    if (g.spec.task() != "mae" || g.dims > 2) return absl::UnimplementedError("only 1-D and 2-D auto-encoders have pictures");
-    Reconstruction r;
-    r.samples = batch.real;
-    r.channels = g.spec.in_chans();
-    r.size = g.input_size;
-    if (batch.real == 0) return r;
+    if (g.spec.task() != "mae") return Step::Reconstruct(batch);
+    if (batch.real == 0) return PutBack(g, 0, nullptr, {}, {});
+    std::vector<float> x, pred;
+    std::vector<uint8_t> removed;
     RETURN_IF_ERROR(Inside("drawing pictures", [&]() -> absl::Status {
       ASSIGN_OR_RETURN(const BatchTensors tensors, staging_.Load(0, batch, Staging::Use::kEvaluate, 1.0, batch.real));
       const ReconstructResult result = model_.Reconstruct(tensors, rewrite());
-      const int64_t elements = tensors.x.numel();
-      r.input.resize(elements);
-      r.predicted.resize(elements);
-      r.masked.resize(elements);
-      at::from_blob(r.input.data(), {elements}).copy_(tensors.x.reshape({-1}));
-      at::from_blob(r.predicted.data(), {elements}).copy_(result.predicted.reshape({-1}));
-      at::from_blob(r.masked.data(), {elements}, at::kByte).copy_(result.masked.reshape({-1}));
+      const auto to_host = [](const at::Tensor& from, auto* to, at::ScalarType type) {
+        to->resize(from.numel());
+        at::from_blob(to->data(), {from.numel()}, type).copy_(from.reshape({-1}));
+      };
+      to_host(tensors.x, &x, at::kFloat);
+      to_host(result.pred, &pred, at::kFloat);
+      to_host(result.removed, &removed, at::kByte);
       return absl::OkStatus();
     }));
-    return r;
+    return PutBack(g, batch.real, x.data(), removed, pred);
   }
 
   std::string Describe() const override { return description_; }
