@@ -125,7 +125,7 @@ void CompareOperation(const Op& op, FusedExecutor* cpu, const Device& gpu, const
   }
 }
 
-void ComparePlan(const v1::JobSpec& job, ComputeType compute, kernels::GemmLibrary* gemm, cudaStream_t stream) {
+void ComparePlan(const v1::JobSpec& job, ComputeType compute, bool epilogues, kernels::GemmLibrary* gemm, cudaStream_t stream) {
   auto plan = Plan::Make(job, {.compute = compute});
   ASSERT_TRUE(plan.ok()) << plan.status();
   FusedRun run(*std::move(plan), /*poison=*/false);
@@ -137,7 +137,7 @@ void ComparePlan(const v1::JobSpec& job, ComputeType compute, kernels::GemmLibra
   // The device's products take biases from the copy in T, which no operation but AdamW writes.
   const auto copy = size_t(run.plan().arena_bytes[int(Arena::kCompute)]);
   if (copy > 0) cudaMemcpy(gpu.addresses().arena[int(Arena::kCompute)], run.executor().addresses().arena[int(Arena::kCompute)], copy, cudaMemcpyHostToDevice);
-  const GpuContext context{gemm, stream};
+  const GpuContext context{.gemm = gemm, .stream = stream, .epilogues = epilogues};
   const double bound = compute == ComputeType::kBF16 ? 2e-2 : 2e-5;
   for (const std::vector<Op>* ops : {&run.plan().forward_backward, &run.plan().update, &run.plan().snapshot}) {
     for (const Op& op : *ops) {
@@ -158,7 +158,8 @@ class OperationsTest : public ::testing::Test {
   void TearDown() override { cudaStreamDestroy(stream_); }
   void Compare(const v1::JobSpec& job) {
     SCOPED_TRACE(job.model().ShortDebugString());
-    for (ComputeType compute : {ComputeType::kF32, ComputeType::kBF16}) ComparePlan(job, compute, gemm_.get(), stream_);
+    for (ComputeType compute : {ComputeType::kF32, ComputeType::kBF16}) ComparePlan(job, compute, true, gemm_.get(), stream_);
+    ComparePlan(job, ComputeType::kBF16, /*epilogues=*/false, gemm_.get(), stream_);
   }
 
   std::unique_ptr<kernels::GemmLibrary> gemm_;

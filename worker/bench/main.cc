@@ -34,7 +34,7 @@ struct Arguments {
   std::vector<int> input{224, 224};
   int batch = 8, accumulation = 1, chans = 3, q_pool = -1, steps = 30, warmup = 5, threads = 2, short_batch = 0;
   double lr = 1e-4, drop_path = 0;
-  bool tf32 = false, tune = false, one_stream = false, no_prefetch = false, sync = false;
+  bool tf32 = false, tune = false, one_stream = false, no_epilogues = false, no_prefetch = false, sync = false;
 };
 
 absl::StatusOr<v1::JobSpec> JobOf(const Arguments& arguments) {
@@ -89,7 +89,7 @@ absl::StatusOr<nlohmann::json> Bench(const Arguments& arguments) {
   const std::unique_ptr<Communicator> communicator = MakeSelfCommunicator();
   const bool cuda = arguments.device == "cuda" || (arguments.device == "auto" && CudaDeviceCount() > 0);
   ASSIGN_OR_RETURN(const std::unique_ptr<Step> step,
-                   MakeStep({spec, cuda, arguments.threads, arguments.tune, !arguments.one_stream}, geometry, table, communicator.get()));
+                   MakeStep({spec, cuda, arguments.threads, arguments.tune, !arguments.one_stream, !arguments.no_epilogues}, geometry, table, communicator.get()));
   RETURN_IF_ERROR(step->Initialize());
   int64_t sample_size = geometry.spec.in_chans();
   for (int64_t size : geometry.input_size) sample_size *= size;
@@ -182,6 +182,7 @@ int Main(int argc, char** argv) {
   app.add_option("--precision", arguments.precision, "fp32|bf16");
   app.add_flag("--tf32", arguments.tf32, "TF32 products in fp32");
   app.add_flag("--tune", arguments.tune, "fused on a GPU: time the candidates of every product first");
+  app.add_flag("--no-epilogues", arguments.no_epilogues, "fused on a GPU: GELU by kernels of its own");
   app.add_flag("--one-stream", arguments.one_stream, "fused on a GPU: weight gradients in the chain, not beside it");
   app.add_flag("--no-prefetch", arguments.no_prefetch, "do not copy the next step's batch behind this one");
   app.add_flag("--sync", arguments.sync, "wait for each step's loss before the next step is given");

@@ -1,6 +1,7 @@
 // Matrix products through cuBLASLt, with bias in the epilogue. One library object a device and thread; shapes are prepared
 // once (descriptor and algorithm), so that a captured step only launches. The algorithm of a shape is the library's first
-// choice, or the one that Tune found fastest; the same card, library version and table give the same bits.
+// choice, or the one that Tune found fastest, here or where a table came from; the same card, library version and tables give
+// the same bits.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -23,6 +24,8 @@ struct GemmShape {
   // `batch` products of contiguous operands; alpha, and beta of an addend of c's type (not with accumulate).
   int64_t batch = 1;
   float alpha = 1, beta = 0;
+  // With trans_a: bias[m] is written, the sum over k of a[k, m] (not with bias or accumulate).
+  bool bias_gradient = false;
   std::string Key() const;
 };
 
@@ -40,6 +43,7 @@ class GemmLibrary {
   absl::Status Tune(const GemmShape& shape, const void* a, const void* b, void* c, const void* bias, cudaStream_t stream);
 
   int64_t workspace_bytes() const { return kLanes * workspace_bytes_; }
+  int64_t known_algorithms() const { return int64_t(table_.size()); }   // shapes
   // The table of algorithms as text, a line a shape, and back: ReadTable before the first Run.
   std::string WriteTable() const;
   absl::Status ReadTable(const std::string& text);
