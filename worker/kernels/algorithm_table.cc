@@ -25,9 +25,12 @@ std::string CacheFolder() {
   return "";
 }
 
-std::string CachedFile(const std::string& name) { return JoinPath(CacheFolder(), absl::StrCat(name, ".txt")); }
-
 }  // namespace
+
+std::string CachedAlgorithmsFile(const std::string& name) {
+  const std::string folder = CacheFolder();
+  return folder.empty() || name.empty() ? "" : JoinPath(folder, absl::StrCat(name, ".txt"));
+}
 
 std::string AlgorithmTableName() {
   cudaDeviceProp device{};
@@ -48,17 +51,19 @@ std::string CommittedAlgorithms(const std::string& name) {
 }
 
 std::string CachedAlgorithms(const std::string& name) {
-  if (name.empty() || CacheFolder().empty() || !Exists(CachedFile(name))) return "";
-  auto text = ReadFile(CachedFile(name), kMostBytes);
+  const std::string file = CachedAlgorithmsFile(name);
+  if (file.empty() || !Exists(file)) return "";
+  auto text = ReadFile(file, kMostBytes);
   return text.ok() ? *std::move(text) : "";
 }
 
 absl::Status CacheAlgorithms(const std::string& name, const std::string& text) {
-  if (name.empty() || CacheFolder().empty()) {
+  const std::string file = CachedAlgorithmsFile(name);
+  if (file.empty()) {
     return ErrorOf(v1::REASON_USER_ERROR, "the algorithms found have no place to be kept: neither HIERAD_CACHE, XDG_CACHE_HOME nor HOME is set; set HIERAD_CACHE to a folder.");
   }
-  RETURN_IF_ERROR(MakeFolders(CacheFolder()));
-  return WriteFileAtomic(CachedFile(name), text);
+  RETURN_IF_ERROR(MakeFolders(FolderOf(file)));
+  return WriteFileAtomic(file, text);
 }
 
 }  // namespace hierad::kernels

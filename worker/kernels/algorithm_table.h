@@ -14,6 +14,7 @@ std::string AlgorithmTableName();
 // Empty: there is none.
 std::string CommittedAlgorithms(const std::string& name);
 std::string CachedAlgorithms(const std::string& name);
+std::string CachedAlgorithmsFile(const std::string& name);   // empty: the environment names no place
 // Into $HIERAD_CACHE, or hierad/ in $XDG_CACHE_HOME or ~/.cache. Errors: none of these is set, or the file cannot be written.
 absl::Status CacheAlgorithms(const std::string& name, const std::string& text);
 

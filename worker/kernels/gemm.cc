@@ -11,6 +11,7 @@
 #include "absl/strings/escaping.h"
 #include "absl/strings/str_cat.h"
 #include "base/status.h"
+#include "base/text.h"
 #include "worker/kernels/algorithm_table.h"
 
 namespace hierad::kernels {
@@ -57,7 +58,9 @@ absl::StatusOr<std::unique_ptr<GemmLibrary>> GemmLibrary::Make(int64_t workspace
   library->workspace_bytes_ = workspace_bytes;
   const std::string name = AlgorithmTableName();
   RETURN_IF_ERROR(library->ReadTable(CommittedAlgorithms(name)));
-  RETURN_IF_ERROR(library->ReadTable(CachedAlgorithms(name)));
+  if (const absl::Status read = library->ReadTable(CachedAlgorithms(name)); !read.ok()) {
+    return Annotate(read, absl::StrCat(Printable(CachedAlgorithmsFile(name)), " (remove it)"));
+  }
   return library;
 }
 
