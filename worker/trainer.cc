@@ -70,7 +70,7 @@ absl::Status Trainer::Prepare() {
   ASSIGN_OR_RETURN(geometry_, Geometry::From(spec_.model()));
   table_ = ParameterTable::For(*geometry_);
   v1::StepSpec& step = *spec_.mutable_step();
-  if (step.mode().empty() || step.mode() == "auto") step.set_mode(options_.cuda ? "graph_safe" : "optimized");
+  step.set_mode(ResolvedMode(step, options_.cuda));
   spec_.mutable_resources()->set_device(options_.cuda ? "cuda" : "cpu");
   RETURN_IF_ERROR(MakeFolders(options_.run_folder));
   if (options_.rank == 0) {

@@ -8,6 +8,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
+#include "base/job_validate.h"
 #include "base/status.h"
 #include "nlohmann/json.hpp"
 
@@ -231,7 +232,9 @@ absl::StatusOr<int64_t> LeastMemory(const v1::JobSpec& spec) {
   return plan.TotalBytes();
 }
 
-absl::StatusOr<PlanReport> ReportPlan(const v1::JobSpec& spec, const PlanReportOptions& options) {
+absl::StatusOr<PlanReport> ReportPlan(const v1::JobSpec& job, const PlanReportOptions& options) {
+  v1::JobSpec spec = job;
+  spec.mutable_step()->set_mode(ResolvedMode(job.step(), OnGpu(job)));
   ASSIGN_OR_RETURN(const Card card, FindCard(options.card));
   ASSIGN_OR_RETURN(const Plan plan, MakePlan(spec, spec.step().batch_per_rank()));
   PlanReport report;

@@ -93,10 +93,13 @@ void CompareOperation(const Op& op, FusedExecutor* cpu, const Device& gpu, const
   const Plan& plan = cpu->plan();
   for (TensorId id : op.writes) {
     if (plan.tensors[id].arena == Arena::kActivations || plan.tensors[id].arena == Arena::kGradients) {
-      cudaMemset(gpu.addresses().At(id), 0xFF, plan.tensors[id].bytes);
+      cudaMemsetAsync(gpu.addresses().At(id), 0xFF, plan.tensors[id].bytes, context.stream);
     }
   }
-  for (TensorId id : op.reads) cudaMemcpy(gpu.addresses().At(id), cpu->addresses().At(id), plan.tensors[id].bytes, cudaMemcpyHostToDevice);
+  // In the stream's order: a small cudaMemcpy may return before its bytes are there.
+  for (TensorId id : op.reads) {
+    cudaMemcpyAsync(gpu.addresses().At(id), cpu->addresses().At(id), plan.tensors[id].bytes, cudaMemcpyHostToDevice, context.stream);
+  }
   const absl::Status status = RunOpOnGpu(op, gpu.addresses(), context);
   ASSERT_TRUE(status.ok()) << status;
   RunOpOnCpu(op, cpu->addresses());

@@ -56,6 +56,13 @@ absl::StatusOr<Pinned<V>> AllocatePinned(size_t count, unsigned flags = cudaHost
   return Pinned<V>(p);
 }
 
+// Returns when the bytes are there: a small copy from pageable memory may still be under way when cudaMemcpy returns, and streams
+// that do not block would overtake it.
+absl::Status CopyToGpu(void* to, const void* from, int64_t bytes, const char* what) {
+  RETURN_IF_ERROR(CudaStatus(cudaMemcpy(to, from, size_t(bytes), cudaMemcpyHostToDevice), what));
+  return CudaStatus(cudaStreamSynchronize(cudaStreamLegacy), what);
+}
+
 // The arenas of one plan on the device, its constants in place.
 class DeviceArenas {
  public:
@@ -89,9 +96,9 @@ class DeviceArenas {
       RETURN_IF_ERROR(CudaStatus(cudaMemset(memory, 0, p.arena_bytes[i]), "clearing GPU memory"));
     }
     for (const Constant& constant : p.constants) {
-      RETURN_IF_ERROR(CudaStatus(cudaMemcpy(arenas->addresses.At(constant.tensor), constant.bytes.data(), constant.bytes.size(),
-                                            cudaMemcpyHostToDevice), "copying an index table"));
+      RETURN_IF_ERROR(CopyToGpu(arenas->addresses.At(constant.tensor), constant.bytes.data(), int64_t(constant.bytes.size()), "copying an index table"));
     }
+    RETURN_IF_ERROR(CudaStatus(cudaStreamSynchronize(cudaStreamLegacy), "clearing GPU memory"));
     return arenas;
   }
 
@@ -187,7 +194,7 @@ class FusedGpuStep : public Step {
     const auto buffers = BuffersOf(plan(), state);
     for (size_t i = 0; i < buffers.size(); ++i) {
       ToPlanOrder(plan(), buffers[i]->data(), flat.data());
-      RETURN_IF_ERROR(CudaStatus(cudaMemcpy(Buffer(i), flat.data(), flat.size() * sizeof(float), cudaMemcpyHostToDevice), "copying a state to the GPU"));
+      RETURN_IF_ERROR(CopyToGpu(Buffer(i), flat.data(), int64_t(flat.size() * sizeof(float)), "copying a state to the GPU"));
     }
     RETURN_IF_ERROR(RefreshComputeCopyOnGpu(arenas_->addresses, stream_));
     RETURN_IF_ERROR(Synchronize());
@@ -196,7 +203,7 @@ class FusedGpuStep : public Step {
     ASSIGN_OR_RETURN(const StepRecord before, ReadRecord());
     StepRecord r{};
     r.step = state.step, r.updates = state.updates, r.nan_in_row = state.nan_steps_in_row, r.published = before.published;
-    RETURN_IF_ERROR(CudaStatus(cudaMemcpy(Get<StepRecord>(plan().record), &r, sizeof r, cudaMemcpyHostToDevice), "copying the counters"));
+    RETURN_IF_ERROR(CopyToGpu(Get<StepRecord>(plan().record), &r, sizeof r, "copying the counters"));
     given_ = r.published;
     reader_->SkipTo(given_);
     features_are_fresh_ = false;
@@ -523,8 +530,7 @@ class FusedGpuStep : public Step {
     ASSIGN_OR_RETURN(const std::vector<float> by_table, Parameters());
     std::vector<float> flat(features_->plan.flat_size, 0.0f);
     ToPlanOrder(features_->plan, by_table.data(), flat.data());
-    RETURN_IF_ERROR(CudaStatus(cudaMemcpy(features_->addresses.At(features_->plan.master), flat.data(), flat.size() * sizeof(float), cudaMemcpyHostToDevice),
-                               "copying parameters"));
+    RETURN_IF_ERROR(CopyToGpu(features_->addresses.At(features_->plan.master), flat.data(), int64_t(flat.size() * sizeof(float)), "copying parameters"));
     features_are_fresh_ = true;
     return RefreshComputeCopyOnGpu(features_->addresses, stream_);
   }

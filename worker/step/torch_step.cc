@@ -317,9 +317,7 @@ class TorchStep : public Step {
 
 absl::StatusOr<std::unique_ptr<Step>> MakeTorchStep(const StepOptions& options, const Geometry& geometry,
                                                     const ParameterTable& table, Communicator* communicator) {
-  StepOptions resolved = options;
-  v1::StepSpec* step = resolved.spec.mutable_step();
-  if (step->mode() == "auto" || step->mode().empty()) step->set_mode(options.cuda ? "graph_safe" : "optimized");
+  const v1::StepSpec* step = &options.spec.step();
   Mode mode;
   if (step->mode() == "eager") {
     mode = Mode::kEager;
@@ -347,7 +345,7 @@ absl::StatusOr<std::unique_ptr<Step>> MakeTorchStep(const StepOptions& options, 
     }
     Accelerator* on = accelerator.get();
     on->Within([&] {
-      made = std::make_unique<TorchStep>(resolved, mode, geometry, table, communicator, std::move(accelerator), attention);
+      made = std::make_unique<TorchStep>(options, mode, geometry, table, communicator, std::move(accelerator), attention);
     });
     return absl::OkStatus();
   }));
