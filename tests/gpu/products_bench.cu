@@ -204,6 +204,7 @@ void Say(const Shape& s, bool backward, const char* variant, double us, double f
 void Measure(const Shape& s, const std::vector<Variant>& variants, int sms) {
   std::vector<std::unique_ptr<Operands>> sets;
   for (int i = 0; i < kSets; ++i) sets.push_back(std::make_unique<Operands>(s, 17 * i + 5));
+  Check(cudaDeviceSynchronize(), "fill");   // on the default stream
   const double product = 2.0 * s.m * s.n * s.k / kFlops, operands = 2.0 * (s.m * s.k + s.n * s.k), hidden = 2.0 * s.m * s.n;
   const double floors[] = {1e6 * std::max(product, (operands + 2 * hidden) / kBytes), 1e6 * std::max(product, (operands + 3 * hidden) / kBytes)};
   Buffer<bf16> narrow_bias(s.n);
@@ -243,6 +244,7 @@ void Measure(const Shape& s, const std::vector<Variant>& variants, int sms) {
 void MeasureWeightGradient(const Shape& s) {   // n: out, k: in
   std::vector<std::unique_ptr<Operands>> sets;
   for (int i = 0; i < kSets; ++i) sets.push_back(std::make_unique<Operands>(s, 17 * i + 5));
+  Check(cudaDeviceSynchronize(), "fill");   // on the default stream
   Buffer<float> gradient(s.n * s.k), bias(s.n), expected(s.n);
   const double floor = 1e6 * std::max(2.0 * s.m * s.n * s.k / kFlops, (2.0 * (s.m * s.k + s.m * s.n) + 4.0 * s.n * s.k) / kBytes);
   const int parts = int(std::min<int64_t>(256, std::max<int64_t>(1, s.m / 16)));

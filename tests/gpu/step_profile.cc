@@ -91,6 +91,7 @@ void Profile(const v1::JobSpec& job) {
   Check(cudaMemcpy(addresses.At(plan.scalars), &scalars, sizeof scalars, cudaMemcpyHostToDevice));
   auto gemm = kernels::GemmLibrary::Make();
   Check(gemm.status());
+  Check(cudaDeviceSynchronize());   // copies and clears are on the default stream
   cudaStream_t stream;
   Check(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
   Check(RefreshComputeCopyOnGpu(addresses, stream));
