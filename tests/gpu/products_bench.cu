@@ -240,50 +240,6 @@ void Measure(const Shape& s, const std::vector<Variant>& variants, int sms) {
   }
 }
 
-// Weight and bias gradient of a layer: the library's product and a sum over columns in two steps, or both in one.
-void MeasureWeightGradient(const Shape& s) {   // n: out, k: in
-  std::vector<std::unique_ptr<Operands>> sets;
-  for (int i = 0; i < kSets; ++i) sets.push_back(std::make_unique<Operands>(s, 17 * i + 5));
-  Check(cudaDeviceSynchronize(), "fill");   // on the default stream
-  Buffer<float> gradient(s.n * s.k), bias(s.n), expected(s.n);
-  const double floor = 1e6 * std::max(2.0 * s.m * s.n * s.k / kFlops, (2.0 * (s.m * s.k + s.m * s.n) + 4.0 * s.n * s.k) / kBytes);
-  const int parts = int(std::min<int64_t>(256, std::max<int64_t>(1, s.m / 16)));
-  for (bool tuned : {false, true}) {
-    auto made = GemmLibrary::Make();
-    Check(made.status());
-    GemmLibrary& gemm = **made;
-    const GemmShape plain{s.n, s.k, s.m, true, false, false, false, true, true, false};
-    GemmShape both = plain;
-    both.bias_gradient = true;
-    if (tuned) Check(gemm.Tune(plain, sets[0]->h.p, sets[0]->a.p, gradient.p, nullptr, nullptr));
-    Say(s, true, tuned ? "wgrad tuned" : "wgrad", Time([&](int i, cudaStream_t stream) { Check(gemm.Run(plain, sets[i]->h.p, sets[i]->a.p, gradient.p, nullptr, stream)); }), floor);
-    Say(s, true, tuned ? "wgrad tuned, then sums" : "wgrad, then sums", Time([&](int i, cudaStream_t stream) {
-          Check(gemm.Run(plain, sets[i]->h.p, sets[i]->a.p, gradient.p, nullptr, stream));
-          Check(ColumnSum(sets[i]->h.p, sets[i]->parts.p, s.m, int(s.n), parts, stream), "sum");
-          const PartsSum sum{sets[i]->parts.p, expected.p, int(s.n), parts};
-          Check(SumParts(&sum, 1, false, stream), "sum");
-        }), floor);
-    if (tuned) {
-      if (!gemm.Tune(both, sets[0]->h.p, sets[0]->a.p, gradient.p, bias.p, nullptr).ok()) continue;
-    }
-    bias.Poison();
-    if (const absl::Status status = gemm.Run(both, sets[0]->h.p, sets[0]->a.p, gradient.p, bias.p, nullptr); !status.ok()) {
-      std::printf("{\"refused\": \"%s\", \"why\": \"%s\"}\n", s.name, std::string(status.message()).c_str());
-      continue;
-    }
-    Check(ColumnSum(sets[0]->h.p, sets[0]->parts.p, s.m, int(s.n), parts, nullptr), "sum");
-    const PartsSum sum{sets[0]->parts.p, expected.p, int(s.n), parts};
-    Check(SumParts(&sum, 1, false, nullptr), "sum");
-    std::vector<float> a(s.n), b(s.n);
-    Check(cudaMemcpy(a.data(), bias.p, a.size() * 4, cudaMemcpyDeviceToHost), "cudaMemcpy");
-    Check(cudaMemcpy(b.data(), expected.p, b.size() * 4, cudaMemcpyDeviceToHost), "cudaMemcpy");
-    double off = 0, size = 0;
-    for (int64_t c = 0; c < s.n; ++c) off += std::pow(a[c] - b[c], 2), size += std::pow(b[c], 2);
-    std::printf("{\"bias gradient\": \"%s\", \"error\": %.2e}\n", s.name, std::sqrt(off / size));
-    Say(s, true, tuned ? "wgrad with sums tuned" : "wgrad with sums", Time([&](int i, cudaStream_t stream) { Check(gemm.Run(both, sets[i]->h.p, sets[i]->a.p, gradient.p, bias.p, stream)); }), floor);
-  }
-}
-
 }  // namespace
 
 int main() {
@@ -308,9 +264,6 @@ int main() {
   for (const Shape& s : base) Measure(s, variants, sms);
   for (const Shape& s : {Shape{"B=8 stage 1", 9728, 384, 96, 2}, Shape{"B=8 stage 3", 608, 1536, 384, 16}, Shape{"B=8 stage 4", 608, 3072, 768, 3}, Shape{"B=8 decoder", 1568, 2048, 512, 8}}) {
     Measure(s, variants, sms);
-  }
-  for (const Shape& s : {Shape{"qkv 1", 155648, 288, 96, 2}, Shape{"qkv 2", 38912, 576, 192, 2}, Shape{"qkv 3", 9728, 1152, 384, 15}, Shape{"qkv 4", 9728, 2304, 768, 3}, Shape{"qkv decoder", 25088, 1536, 512, 8}}) {
-    MeasureWeightGradient(s);
   }
   return good ? 0 : 1;
 }

@@ -29,8 +29,7 @@ absl::Status Failed(const char* what, const GemmShape& shape, int code) {
 std::string GemmShape::Key() const {
   return absl::StrCat(m, "x", n, "x", k, trans_a ? "-ta" : "", trans_b ? "-tb" : "", accumulate ? "-acc" : "", bias ? "-bias" : "",
                       bf16 ? "-bf16" : tf32 ? "-tf32" : "-fp32", wide_out ? "-out32" : "",
-                      batch > 1 ? absl::StrCat("-batch", batch) : "", alpha != 1 || beta != 0 ? absl::StrCat("-alpha", alpha, "-beta", beta) : "",
-                      bias_gradient ? "-bgrad" : "");
+                      batch > 1 ? absl::StrCat("-batch", batch) : "", alpha != 1 || beta != 0 ? absl::StrCat("-alpha", alpha, "-beta", beta) : "");
 }
 
 struct GemmLibrary::Prepared {
@@ -106,9 +105,8 @@ absl::StatusOr<GemmLibrary::Prepared*> GemmLibrary::Prepare(const GemmShape& s) 
   if (code != 0) return Failed("creating a descriptor", s, code);
   cublasLtMatmulDescSetAttribute(p->desc, CUBLASLT_MATMUL_DESC_TRANSA, &first, sizeof first);
   cublasLtMatmulDescSetAttribute(p->desc, CUBLASLT_MATMUL_DESC_TRANSB, &second, sizeof second);
-  if (s.bias || s.bias_gradient) {
-    // Operands are exchanged: our a is its B.
-    const cublasLtEpilogue_t epilogue = s.bias ? CUBLASLT_EPILOGUE_BIAS : CUBLASLT_EPILOGUE_BGRADB;
+  if (s.bias) {
+    const cublasLtEpilogue_t epilogue = CUBLASLT_EPILOGUE_BIAS;
     cublasLtMatmulDescSetAttribute(p->desc, CUBLASLT_MATMUL_DESC_EPILOGUE, &epilogue, sizeof epilogue);
     cublasLtMatmulDescSetAttribute(p->desc, CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE, &out, sizeof out);
   }
@@ -145,7 +143,7 @@ absl::StatusOr<GemmLibrary::Prepared*> GemmLibrary::Prepare(const GemmShape& s) 
 
 absl::Status GemmLibrary::Launch(const Prepared& p, const void* a, const void* b, void* c, const void* bias, cudaStream_t stream, int lane,
                                  const void* addend) const {
-  if (p.shape.bias || p.shape.bias_gradient) cublasLtMatmulDescSetAttribute(p.desc, CUBLASLT_MATMUL_DESC_BIAS_POINTER, &bias, sizeof bias);
+  if (p.shape.bias) cublasLtMatmulDescSetAttribute(p.desc, CUBLASLT_MATMUL_DESC_BIAS_POINTER, &bias, sizeof bias);
   const float alpha = p.shape.alpha, beta = p.shape.accumulate ? 1 : p.shape.beta;
   const int code = cublasLtMatmul(static_cast<cublasLtHandle_t>(handle_), p.desc, &alpha, b, p.a, a, p.b, &beta, addend != nullptr ? addend : c, p.c, c, p.c, &p.algo,
                                   workspace_ + lane * workspace_bytes_, workspace_bytes_, stream);

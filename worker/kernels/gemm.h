@@ -24,8 +24,6 @@ struct GemmShape {
   // `batch` products of contiguous operands; alpha, and beta of an addend of c's type (not with accumulate).
   int64_t batch = 1;
   float alpha = 1, beta = 0;
-  // With trans_a: bias[m] is written, the sum over k of a[k, m] (not with bias or accumulate).
-  bool bias_gradient = false;
   std::string Key() const;
 };
 
