@@ -69,6 +69,8 @@ struct PatchGather { TensorId x, keep_mask, keep_idx, unroll_order, rows; int64_
 // c[m, n] = op(a) op(b) (+ bias[n]) (+ c). a: [m, k] or, transposed, [k, m]; b: [k, n] or, transposed, [n, k]; row-major.
 // c's type is its tensor's; products accumulate in fp32 (fp64 for fp64).
 struct Gemm { TensorId a, b, c, bias; int64_t m, n, k; bool trans_a, trans_b, accumulate; };
+// h[m, n] = a b^T + bias, g = GELU (exact, erf form) of h as it is stored; a: [m, k], b: [n, k].
+struct GemmGelu { TensorId a, b, bias, h, g; int64_t m, n, k; };
 // x[b, n] = y[b, n] + position of token n. Separate embedding: spatial[s] + temporal[t].
 struct AddPosition { TensorId y, position, position_temporal, keep_idx, unroll_order, x; int64_t batch, tokens, dim; };
 // eps 1e-6; mean and rstd per row are kept for backward.
@@ -83,8 +85,6 @@ struct MaxPool { TensorId y, base, argmax; int64_t batch, tokens_out, dim, q_str
 struct Residual { TensorId scalars, base, y, out, visit_ids; int64_t batch, tokens, dim; double rate; int block, which; };
 // A residual and the norm of its sum, in one pass: residual.out == norm.x.
 struct ResidualNorm { Residual residual; LayerNorm norm; };
-// Exact (erf) form.
-struct Gelu { TensorId h, g; int64_t size; };
 // Stage output in unrolled order -> rows in the spatial order of the final mask unit, ready for a convolution whose kernel
 // equals its stride: rows[b, j, f, c, p] = x[b, order[f * taps + p] * kept + j, c]. taps 1: the identity head.
 struct FusionGather { TensorId x, order, rows; int64_t batch, kept, finals, taps, dim; };
@@ -94,12 +94,15 @@ struct DecoderAssemble {
   TensorId y, mask_token, position, keep_mask, keep_idx, order, x;
   int64_t batch, mask_units, kept, finals, dim;
 };
-// label[b, token, e] = x[b, label_index[token, e]] (FAIR's order for 2-D and 3-D, ours for 1-D), normalised by mean and
-// unbiased variance + 1e-6 if asked. Masked tokens of real samples: partials[b] (+)= sum of (pred - label)^2, dpred =
-// 2 (pred - label) loss_weight; elsewhere dpred = 0, and samples that are not real give 0. The loss selects, it does not multiply by the mask.
+// Only removed mask units count in the loss: behind the last attention the decoder goes on with their tokens alone.
+// rows[b, r * finals + f] = x[b, order[unit * finals + f]], unit the r-th removed one of the sample; both of one type.
+struct TakeMasked { TensorId x, keep_mask, order, rows; int64_t batch, mask_units, kept, finals, dim; };
+// Rows as TakeMasked gives them. label[token, e] = x[b, label_index[token, e]] (FAIR's order for 2-D and 3-D, ours for 1-D),
+// normalised by mean and unbiased variance + 1e-6 if asked. Real samples: partials[b] (+)= sum of (pred - label)^2, dpred =
+// 2 (pred - label) loss_weight; samples that are not real give 0.
 struct MaeLoss {
   TensorId scalars, pred, x, keep_mask, order, label_index, dpred, partials;
-  int64_t batch, mask_units, finals, pred_dim, sample_size;
+  int64_t batch, mask_units, kept, finals, pred_dim, sample_size;
   bool norm_target, accumulate;
 };
 struct MeanTokens { TensorId x, y; int64_t batch, tokens, dim; };
@@ -130,11 +133,13 @@ struct AttentionBackward { TensorId qkv, o, d_o, lse, argmax, dqkv, scratch; int
 struct MaxPoolBackward { TensorId dbase, argmax, dy; int64_t batch, tokens_out, dim, q_stride; };
 // dy = s_b * dout in T.
 struct ResidualBackward { TensorId scalars, dout, dy, visit_ids; int64_t batch, tokens, dim; double rate; int block, which; };
-// dh = dg * gelu'(h); g = gelu(h) again, so that the forward pass need not keep it for fc2's weight gradient. Parts
-// of the sum over rows of dh: fc1's bias gradient.
-struct GeluBackward { TensorId h, dg, dh, g, dh_parts; int64_t rows, cols, num_parts; };
+// dh[m, n] = (a b) * gelu'(h), a: [m, k], b: [k, n]; g = gelu(h) again, so that the forward pass need not keep it for fc2's
+// weight gradient. Parts of the sum over rows of dh, kGeluPartRows each: fc1's bias gradient.
+struct GemmGeluBackward { TensorId a, b, h, dh, g, dh_parts; int64_t m, n, k, num_parts; };
 // dx (+)= the gather's transpose.
 struct FusionGatherBackward { TensorId drows, order, dx; int64_t batch, kept, finals, taps, dim; bool accumulate; };
+// TakeMasked's transpose: x is zero at visible tokens.
+struct PutMasked { TensorId rows, keep_mask, order, x; int64_t batch, mask_units, kept, finals, dim; };
 // dy of visible tokens, gradients of the mask token (over removed ones) and of the position (over all), in fixed order.
 struct DecoderAssembleBackward {
   TensorId dx, keep_mask, keep_idx, order, dy, dmask_token, dposition, scratch;
@@ -224,12 +229,12 @@ struct AdamW {
   int64_t first = 0;   // sharded: the element of the flat arenas at which master and gradients begin; decay and scale are whole
 };
 
-using OpArgs = std::variant<ConvertInput, DrawMask, PatchGather, Gemm, AddPosition, LayerNorm, Attention, MaxPool, Residual, ResidualNorm, Gelu,
-                            FusionGather, DecoderAssemble, MaeLoss, MeanTokens, Dropout, CrossEntropy, Cast, ColumnSum,
-                            SumParts, LayerNormBackward, AttentionBackward, MaxPoolBackward, ResidualBackward, GeluBackward,
-                            FusionGatherBackward, DecoderAssembleBackward, AddPositionBackward, MeanTokensBackward,
-                            DropoutBackward, PackTail, ReduceBucket, GatherBucket, GatherMoments, GatherMatrices, UnpackTail, Mark, PublishRecord, SnapshotState, GradientNorm,
-                            MuonMomentum, BatchedGemm, MuonUpdate, AverageWeights, AdamW>;
+using OpArgs = std::variant<ConvertInput, DrawMask, PatchGather, Gemm, GemmGelu, AddPosition, LayerNorm, Attention, MaxPool, Residual, ResidualNorm,
+                            FusionGather, DecoderAssemble, TakeMasked, MaeLoss, MeanTokens, Dropout, CrossEntropy, Cast, ColumnSum,
+                            SumParts, LayerNormBackward, AttentionBackward, MaxPoolBackward, ResidualBackward, GemmGeluBackward,
+                            FusionGatherBackward, PutMasked, DecoderAssembleBackward, AddPositionBackward, MeanTokensBackward,
+                            DropoutBackward, PackTail, ReduceBucket, GatherBucket, GatherMoments, GatherMatrices, UnpackTail, Mark,
+                            PublishRecord, SnapshotState, GradientNorm, MuonMomentum, BatchedGemm, MuonUpdate, AverageWeights, AdamW>;
 
 struct Op {
   OpArgs args;

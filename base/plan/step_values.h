@@ -85,6 +85,8 @@ inline constexpr int64_t ReduceParts(int64_t rows) {
   const int64_t parts = rows / 16;
   return parts < 1 ? 1 : parts > kReduceParts ? kReduceParts : parts;
 }
+// Rows of a part where the sum is made by the product before it: those of its tiles.
+inline constexpr int64_t kGeluPartRows = 128;
 // Matrix products on a GPU: streams that run at once, and the workspace of each, for split-K and the like.
 inline constexpr int kGemmLanes = 2;
 inline constexpr int64_t kGemmWorkspaceBytes = int64_t{64} << 20;

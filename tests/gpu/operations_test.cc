@@ -129,7 +129,7 @@ void CompareOperation(const Op& op, FusedExecutor* cpu, const Device& gpu, const
   }
 }
 
-void ComparePlan(const v1::JobSpec& job, ComputeType compute, DType rows, kernels::GemmLibrary* gemm, cudaStream_t stream) {
+void ComparePlan(const v1::JobSpec& job, ComputeType compute, DType rows, bool epilogues, kernels::GemmLibrary* gemm, cudaStream_t stream) {
   PlanOptions options{.compute = compute, .rows = RowFormat::Plain(*Geometry::From(job.model()))};
   options.rows.type = rows;
   auto plan = Plan::Make(job, options);
@@ -143,7 +143,7 @@ void ComparePlan(const v1::JobSpec& job, ComputeType compute, DType rows, kernel
   // The device's products take biases from the copy in T, which no operation but AdamW writes.
   const auto copy = size_t(run.plan().arena_bytes[int(Arena::kCompute)]);
   if (copy > 0) cudaMemcpy(gpu.addresses().arena[int(Arena::kCompute)], run.executor().addresses().arena[int(Arena::kCompute)], copy, cudaMemcpyHostToDevice);
-  const GpuContext context{gemm, stream};
+  const GpuContext context{.gemm = gemm, .stream = stream, .epilogues = epilogues};
   const double bound = compute == ComputeType::kBF16 ? 2e-2 : 2e-5;
   for (const std::vector<Op>* ops : {&run.plan().forward_backward, &run.plan().update, &run.plan().snapshot}) {
     for (const Op& op : *ops) {
@@ -164,7 +164,8 @@ class OperationsTest : public ::testing::Test {
   void TearDown() override { cudaStreamDestroy(stream_); }
   void Compare(const v1::JobSpec& job, DType rows = DType::kF32) {
     SCOPED_TRACE(job.model().ShortDebugString());
-    for (ComputeType compute : {ComputeType::kF32, ComputeType::kBF16}) ComparePlan(job, compute, rows, gemm_.get(), stream_);
+    for (ComputeType compute : {ComputeType::kF32, ComputeType::kBF16}) ComparePlan(job, compute, rows, true, gemm_.get(), stream_);
+    ComparePlan(job, ComputeType::kBF16, rows, /*epilogues=*/false, gemm_.get(), stream_);
   }
 
   std::unique_ptr<kernels::GemmLibrary> gemm_;

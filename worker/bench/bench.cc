@@ -207,7 +207,7 @@ absl::StatusOr<nlohmann::json> Bench(const BenchArguments& arguments, bool cuda,
   const ParameterTable table = ParameterTable::For(geometry);
   const std::unique_ptr<Communicator> alone = MakeSelfCommunicator();
   if (communicator == nullptr) communicator = alone.get();
-  StepOptions options{spec, cuda, arguments.threads, arguments.tune, !arguments.one_stream};
+  StepOptions options{spec, cuda, arguments.threads, arguments.tune, !arguments.one_stream, !arguments.no_epilogues};
   options.rows = FormatOf(arguments.rows, geometry);
   options.bucket_elements = int64_t{arguments.bucket_mib} << 18;
   ASSIGN_OR_RETURN(const std::unique_ptr<Step> step, MakeStep(options, geometry, table, communicator));

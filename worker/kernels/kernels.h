@@ -100,8 +100,15 @@ template <typename T>
 cudaError_t DecoderAssembleBackward(const DecoderShape& shape, const float* dx, const uint8_t* keep_mask, const int32_t* order,
                                     T* dy, float* dmask_token, float* dposition, float* scratch, bool accumulate, cudaStream_t stream);
 
+// Rows of bytes, whatever their type.
+struct MaskedShape {
+  int batch, mask_units, kept, finals, row_bytes;
+};
+cudaError_t TakeMasked(const MaskedShape& shape, const void* x, const uint8_t* keep_mask, const int32_t* order, void* rows, cudaStream_t stream);
+cudaError_t PutMasked(const MaskedShape& shape, const void* rows, const uint8_t* keep_mask, const int32_t* order, void* x, cudaStream_t stream);
+
 struct MaeLossShape {
-  int batch, mask_units, finals, pred_dim;
+  int batch, mask_units, kept, finals, pred_dim;
   int64_t sample_size;
   bool norm_target, accumulate;
 };

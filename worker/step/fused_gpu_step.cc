@@ -19,6 +19,7 @@
 #include "base/clock.h"
 #include "base/random.h"
 #include "base/status.h"
+#include "worker/kernels/algorithm_table.h"
 #include "worker/kernels/kernels.h"
 #include "worker/model/initialize.h"
 #include "worker/step/fused_layout.h"
@@ -152,7 +153,7 @@ class SavedState : public StateSnapshot {
 class FusedGpuStep : public Step {
  public:
   FusedGpuStep(const StepOptions& options, const ParameterTable& table, Communicator* communicator)
-      : spec_(options.spec), options_beside_(options.beside), table_(table), communicator_(*communicator) {}
+      : spec_(options.spec), options_beside_(options.beside), epilogues_(options.epilogues), table_(table), communicator_(*communicator) {}
 
   ~FusedGpuStep() override {
     if (stream_ != nullptr) cudaStreamSynchronize(stream_);   // what is enqueued refers to memory of this object
@@ -386,7 +387,7 @@ class FusedGpuStep : public Step {
     cudaDeviceProp device{};
     cudaGetDeviceProperties(&device, 0);
     return absl::StrCat("fused on ", device.name, ", ", spec_.step().precision(), ", ", plan().forward_backward.size() + plan().update.size(),
-                        " operations in ", spec_.step().accumulation() == 1 ? "one graph" : "two graphs", ", ", plan().TotalBytes() >> 20, " MiB planned");
+                        " operations in ", spec_.step().accumulation() == 1 ? "one graph" : "two graphs", ", ", plan().TotalBytes() >> 20, " MiB planned, ", gemm_->known_algorithms(), " products by a table");
   }
 
   // Times the candidates of every product on what the arenas hold now, and records the graphs again.
@@ -394,9 +395,12 @@ class FusedGpuStep : public Step {
     GpuContext context = Context();
     context.tune = true;
     for (const Op& op : plan().forward_backward) {
-      if (std::holds_alternative<Gemm>(op.args)) RETURN_IF_ERROR(RunOpOnGpu(op, arenas_->addresses, context));
+      if (std::holds_alternative<Gemm>(op.args) || std::holds_alternative<GemmGelu>(op.args) || std::holds_alternative<GemmGeluBackward>(op.args)) {
+        RETURN_IF_ERROR(RunOpOnGpu(op, arenas_->addresses, context));
+      }
     }
     RETURN_IF_ERROR(Synchronize());
+    RETURN_IF_ERROR(kernels::CacheAlgorithms(kernels::AlgorithmTableName(), gemm_->WriteTable()));
     return Record();
   }
 
@@ -404,7 +408,7 @@ class FusedGpuStep : public Step {
   const Plan& plan() const { return arenas_->plan; }
   template <typename V>
   V* Get(TensorId id) const { return arenas_->addresses.Get<V>(id); }
-  GpuContext Context() const { return {gemm_.get(), stream_, 0, spec_.step().tf32(), &communicator_, false}; }
+  GpuContext Context() const { return {gemm_.get(), stream_, 0, spec_.step().tf32(), &communicator_, false, epilogues_}; }
   // What NCCL says of the others, with the place; then nothing of it is left under way that this process would wait for.
   absl::Status CheckPeers() {
     absl::Status status = communicator_.CheckAsync();
@@ -569,7 +573,7 @@ class FusedGpuStep : public Step {
   }
 
   const v1::JobSpec spec_;
-  const bool options_beside_;
+  const bool options_beside_, epilogues_;
   const ParameterTable table_;
   Communicator& communicator_;
   cudaStream_t stream_ = nullptr, beside_ = nullptr, reductions_ = nullptr, copy_ = nullptr, saving_ = nullptr;

@@ -67,7 +67,10 @@ class CpuOps {
     (*this)(o.residual);
     (*this)(o.norm);
   }
-  void operator()(const Gelu& o) const { ref::Gelu<T, S>(Narrow(o.h), Narrow(o.g), o.size); }
+  void operator()(const GemmGelu& o) const {
+    ref::Gemm(Narrow(o.a), Narrow(o.b), Narrow(o.h), Real(o.bias), o.m, o.n, o.k, false, true, false);
+    ref::Gelu<T, S>(Narrow(o.h), Narrow(o.g), o.m * o.n);
+  }
   void operator()(const FusionGather& o) const {
     const ref::FusionShape shape{o.batch, o.kept, o.finals, o.taps, o.dim};
     if (IsReal(o.rows)) {
@@ -80,8 +83,24 @@ class CpuOps {
     ref::DecoderAssemble({o.batch, o.mask_units, o.kept, o.finals, o.dim}, Narrow(o.y), Real(o.mask_token), Real(o.position),
                          Bytes(o.keep_mask), Ints(o.order), Real(o.x));
   }
+  void operator()(const TakeMasked& o) const {
+    const ref::DecoderShape shape{o.batch, o.mask_units, o.kept, o.finals, o.dim};
+    if (IsReal(o.x)) {
+      ref::TakeMasked(shape, Real(o.x), Bytes(o.keep_mask), Ints(o.order), Real(o.rows));
+    } else {
+      ref::TakeMasked(shape, Narrow(o.x), Bytes(o.keep_mask), Ints(o.order), Narrow(o.rows));
+    }
+  }
+  void operator()(const PutMasked& o) const {
+    const ref::DecoderShape shape{o.batch, o.mask_units, o.kept, o.finals, o.dim};
+    if (IsReal(o.x)) {
+      ref::PutMasked(shape, Real(o.rows), Bytes(o.keep_mask), Ints(o.order), Real(o.x));
+    } else {
+      ref::PutMasked(shape, Narrow(o.rows), Bytes(o.keep_mask), Ints(o.order), Narrow(o.x));
+    }
+  }
   void operator()(const MaeLoss& o) const {
-    ref::MaeLoss(Scalars(o.scalars), {o.batch, o.mask_units, o.finals, o.pred_dim, o.sample_size, o.norm_target, o.accumulate},
+    ref::MaeLoss(Scalars(o.scalars), {o.batch, o.mask_units, o.kept, o.finals, o.pred_dim, o.sample_size, o.norm_target, o.accumulate},
                  Narrow(o.pred), Real(o.x), Bytes(o.keep_mask), Ints(o.order), Ints(o.label_index), Narrow(o.dpred),
                  at_.Get<double>(o.partials));
   }
@@ -119,8 +138,9 @@ class CpuOps {
     ref::ResidualBackward(at_.Get<StepScalars>(o.scalars), Ids(o.visit_ids), {o.rate, o.block, o.which}, Real(o.dout), Narrow(o.dy),
                           o.batch, o.tokens * o.dim);
   }
-  void operator()(const GeluBackward& o) const {
-    ref::GeluBackward(Narrow(o.h), Narrow(o.dg), Narrow(o.dh), Narrow(o.g), Real(o.dh_parts), o.rows, o.cols, o.num_parts);
+  void operator()(const GemmGeluBackward& o) const {
+    ref::Gemm(Narrow(o.a), Narrow(o.b), Narrow(o.dh), static_cast<const S*>(nullptr), o.m, o.n, o.k, false, false, false);
+    ref::GeluBackward(Narrow(o.h), Narrow(o.dh), Narrow(o.dh), Narrow(o.g), Real(o.dh_parts), o.m, o.n, o.num_parts);
   }
   void operator()(const FusionGatherBackward& o) const {
     const ref::FusionShape shape{o.batch, o.kept, o.finals, o.taps, o.dim};

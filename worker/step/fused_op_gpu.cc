@@ -3,6 +3,7 @@
 #include "absl/strings/str_cat.h"
 #include "base/status.h"
 #include "worker/kernels/attention.h"
+#include "worker/kernels/gemm_gelu.h"
 #include "worker/kernels/kernels.h"
 
 namespace hierad {
@@ -24,6 +25,24 @@ class GpuOps {
     if (bias != nullptr && kNarrow && !wide) bias = Compute(o.bias);
     if (context_.tune) return context_.gemm->Tune(shape, at_.At(o.a), at_.At(o.b), at_.At(o.c), bias, stream_);
     return context_.gemm->Run(shape, at_.At(o.a), at_.At(o.b), at_.At(o.c), bias, stream_, context_.lane);
+  }
+  // With the elementwise part in the product's epilogue where there is such a kernel, else behind it.
+  absl::Status operator()(const GemmGelu& o) const {
+    if (InEpilogue(o)) {
+      const k::GemmGeluForward product{o.m, o.n, o.k, at_.At(o.a), at_.At(o.b), Real(o.bias), at_.At(o.h), at_.At(o.g)};
+      return context_.tune ? absl::OkStatus() : CudaStatus(k::RunGemmGelu(product, stream_), "a product with GELU");
+    }
+    RETURN_IF_ERROR((*this)(Gemm{o.a, o.b, o.h, o.bias, o.m, o.n, o.k, false, true, false}));
+    return context_.tune ? absl::OkStatus() : CudaStatus(k::Gelu(Narrow(o.h), Narrow(o.g), o.m * o.n, stream_), "a kernel's launch");
+  }
+  absl::Status operator()(const GemmGeluBackward& o) const {
+    if (InEpilogue(o)) {
+      const k::GemmGeluBackward product{o.m, o.n, o.k, at_.At(o.a), at_.At(o.b), at_.At(o.h), at_.At(o.dh), at_.At(o.g), Real(o.dh_parts)};
+      return context_.tune ? absl::OkStatus() : CudaStatus(k::RunGemmGeluBackward(product, stream_), "a product with GELU's backward");
+    }
+    RETURN_IF_ERROR((*this)(Gemm{o.a, o.b, o.dh, kNone, o.m, o.n, o.k, false, false, false}));
+    if (context_.tune) return absl::OkStatus();
+    return CudaStatus(k::GeluBackward(Narrow(o.h), Narrow(o.dh), Narrow(o.dh), Narrow(o.g), Real(o.dh_parts), o.m, int(o.n), int(o.num_parts), stream_), "a kernel's launch");
   }
   absl::Status operator()(const BatchedGemm& o) const {
     constexpr bool kNarrow = sizeof(T) != sizeof(float);
@@ -93,6 +112,10 @@ class GpuOps {
       return context_.communicator->AllReduceSum(Real(o.slice), o.size + (o.tail == kNone ? 0 : kGradientTail), stream_);
     }
     return o.tail == kNone ? absl::OkStatus() : context_.communicator->AllReduceSum(Real(o.tail), kGradientTail, stream_);
+  }
+  template <typename O>
+  bool InEpilogue(const O& o) const {
+    return sizeof(T) != sizeof(float) && context_.epilogues && k::TakesGemmGelu(o.m, o.n, o.k);
   }
   cudaError_t Launch(const ConvertInput& o) const {
     return k::ConvertInput({Scalars(o.scalars), at_.At(o.source), plan_.tensors[o.source].dtype, Ids(o.source_ids), Ids(o.source_labels),
@@ -165,10 +188,6 @@ class GpuOps {
     return k::ResidualBackward(Scalars(o.scalars), Ids(o.visit_ids), {o.rate, o.block, o.which}, Real(o.dout), Narrow(o.dy), o.batch,
                                o.tokens * o.dim, stream_);
   }
-  cudaError_t Launch(const Gelu& o) const { return k::Gelu(Narrow(o.h), Narrow(o.g), o.size, stream_); }
-  cudaError_t Launch(const GeluBackward& o) const {
-    return k::GeluBackward(Narrow(o.h), Narrow(o.dg), Narrow(o.dh), Narrow(o.g), Real(o.dh_parts), o.rows, int(o.cols), int(o.num_parts), stream_);
-  }
   cudaError_t Launch(const FusionGather& o) const {
     const k::FusionShape s{int(o.batch), int(o.kept), int(o.finals), int(o.taps), int(o.dim)};
     return IsReal(o.rows) ? k::FusionGather(s, Real(o.x), Ints(o.order), Real(o.rows), stream_)
@@ -188,8 +207,18 @@ class GpuOps {
     return k::DecoderAssembleBackward(s, Real(o.dx), Bytes(o.keep_mask), Ints(o.order), Narrow(o.dy), Real(o.dmask_token), Real(o.dposition),
                                       Real(o.scratch), o.accumulate, stream_);
   }
+  template <typename O>
+  k::MaskedShape Masked(const O& o) const {
+    return {int(o.batch), int(o.mask_units), int(o.kept), int(o.finals), int(o.dim * (IsReal(o.x) ? sizeof(float) : sizeof(T)))};
+  }
+  cudaError_t Launch(const TakeMasked& o) const {
+    return k::TakeMasked(Masked(o), at_.At(o.x), Bytes(o.keep_mask), Ints(o.order), at_.At(o.rows), stream_);
+  }
+  cudaError_t Launch(const PutMasked& o) const {
+    return k::PutMasked(Masked(o), at_.At(o.rows), Bytes(o.keep_mask), Ints(o.order), at_.At(o.x), stream_);
+  }
   cudaError_t Launch(const MaeLoss& o) const {
-    const k::MaeLossShape s{int(o.batch), int(o.mask_units), int(o.finals), int(o.pred_dim), o.sample_size, o.norm_target, o.accumulate};
+    const k::MaeLossShape s{int(o.batch), int(o.mask_units), int(o.kept), int(o.finals), int(o.pred_dim), o.sample_size, o.norm_target, o.accumulate};
     return k::MaeLoss(Scalars(o.scalars), s, Narrow(o.pred), Real(o.x), Bytes(o.keep_mask), Ints(o.order), Ints(o.label_index),
                       Narrow(o.dpred), Doubles(o.partials), stream_);
   }

@@ -75,6 +75,7 @@ struct StepOptions {
   int threads = 1;           // compute threads (CPU)
   bool tune = false;         // fused on a GPU: time the candidates of every matrix product and keep the fastest
   bool beside = true;        // fused on a GPU: weight gradients on a second stream
+  bool epilogues = true;     // fused on a GPU: GELU in the epilogue of products, where there is a kernel for it
   int64_t bucket_elements = 0;   // fused: PlanOptions::bucket_elements; 0: its default
   RowFormat rows;            // of the batches; nothing: fp32, as it is
 };
