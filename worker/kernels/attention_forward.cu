@@ -18,7 +18,7 @@ template <int DP, int kTiles, bool kHold>
 struct ForwardRows {
   static constexpr int kStride = DP + kPad;
   float o[kTiles][DP / 8][4] = {};
-  float peak[kTiles][2], sum[kTiles][2];   // the peak in units of log2, of scaled scores
+  float peak[kTiles][2], sum[kTiles][2];   // the peak in units of log2, of scaled scores; scores may lie a little above it
   uint32_t held[kHold ? kTiles : 1][kHold ? DP / 16 : 1][4];
   const bf16* q;
 
@@ -88,7 +88,7 @@ struct ForwardRows {
     }
   }
 
-  // Scores to weights, and what was summed before to the new peak.
+  // Scores to weights.
   template <int kPairs, bool kMask>
   __device__ void Softmax(int m, float (&s)[2 * kPairs][4], int valid, float scale) {
     const int t = threadIdx.x & 3;
@@ -101,6 +101,22 @@ struct ForwardRows {
         top[e >> 1] = fmaxf(top[e >> 1], s[n][e]);
       }
     }
+    // A weight may grow to 2^kSlack before the peak is raised: its relative precision is the same, and most steps pass
+    // without a look at the other lanes and without touching o.
+    constexpr float kSlack = 8;
+    const bool raise = top[0] * scale > peak[m][0] + kSlack || top[1] * scale > peak[m][1] + kSlack;
+    if (__any_sync(~0u, raise)) Raise(m, top, scale);
+#pragma unroll
+    for (int n = 0; n < 2 * kPairs; ++n) {
+#pragma unroll
+      for (int e = 0; e < 4; ++e) {
+        s[n][e] = FastExp2(fmaf(s[n][e], scale, -peak[m][e >> 1]));
+        sum[m][e >> 1] += s[n][e];
+      }
+    }
+  }
+
+  __device__ void Raise(int m, float (&top)[2], float scale) {
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
       top[r] = fmaxf(top[r], __shfl_xor_sync(~0u, top[r], 1));
@@ -111,14 +127,6 @@ struct ForwardRows {
       sum[m][r] *= shrink;
 #pragma unroll
       for (int n = 0; n < DP / 8; ++n) o[m][n][2 * r] *= shrink, o[m][n][2 * r + 1] *= shrink;
-    }
-#pragma unroll
-    for (int n = 0; n < 2 * kPairs; ++n) {
-#pragma unroll
-      for (int e = 0; e < 4; ++e) {
-        s[n][e] = FastExp2(fmaf(s[n][e], scale, -peak[m][e >> 1]));
-        sum[m][e >> 1] += s[n][e];
-      }
     }
   }
 
