@@ -65,7 +65,7 @@ double Error(const std::vector<bf16>& a, const std::vector<double>& b) {
     const double d = double(__bfloat162float(a[i])) - b[i];
     difference += d * d, size += b[i] * b[i];
   }
-  return std::sqrt(difference / size);
+  return std::sqrt(difference / (size > 0 ? size : double(b.size())));   // of one key all gradients but dV are 0
 }
 
 struct Buffers {
@@ -156,17 +156,19 @@ bool CheckShape(const AttentionShape& s, unsigned seed, bool shifted) {
   return all_good;
 }
 
-// Medians of 30, the contenders in turn.
+// Medians of 30, the contenders in turn; four runs a measurement, so that starting one is not what is measured.
 std::vector<double> MediansUs(const std::vector<std::function<void()>>& contenders) {
   cudaEvent_t a, b;
   cudaEventCreate(&a), cudaEventCreate(&b);
   std::vector<std::vector<float>> us(contenders.size());
   for (int i = -5; i < 30; ++i) {
     for (size_t c = 0; c < contenders.size(); ++c) {
-      cudaEventRecord(a), contenders[c](), cudaEventRecord(b), cudaEventSynchronize(b);
+      cudaEventRecord(a);
+      for (int k = 0; k < 4; ++k) contenders[c]();
+      cudaEventRecord(b), cudaEventSynchronize(b);
       float ms = 0;
       cudaEventElapsedTime(&ms, a, b);
-      if (i >= 0) us[c].push_back(ms * 1000);
+      if (i >= 0) us[c].push_back(ms * 250);
     }
   }
   cudaEventDestroy(a), cudaEventDestroy(b);
@@ -208,7 +210,8 @@ const AttentionShape kShapes[] = {
     {3, 7, 8, 2, 2, 96}, {3, 7, 4, 2, 4, 96}, {3, 7, 4, 1, 2, 96}, {2, 1, 6, 1, 4, 96}, {2, 1, 1568, 1, 2, 32}, {1, 1, 156, 1, 4, 96},
     {3, 3, 64, 1, 2, 72}, {2, 1, 76, 1, 8, 72}, {3, 3, 64, 1, 2, 56}, {2, 1, 100, 1, 4, 56}, {2, 2, 64, 1, 4, 64}, {2, 1, 33, 1, 2, 128},
     {2, 2, 64, 4, 2, 16}, {2, 1, 130, 1, 2, 128}, {2, 1, 130, 2, 2, 48}, {2, 1, 50, 1, 2, 20}, {2, 1, 260, 1, 3, 48}, {1, 2, 784, 4, 2, 32},
-    {1, 1, 392, 2, 2, 96}, {1, 3, 1, 1, 2, 32}, {1, 1, 225, 1, 2, 64}, {1, 1, 257, 1, 1, 112}, {2, 1, 304, 4, 8, 96}, {1, 1, 129, 1, 3, 80}};
+    {1, 1, 392, 2, 2, 96}, {1, 3, 1, 1, 2, 32}, {1, 1, 225, 1, 2, 64}, {1, 1, 257, 1, 1, 112}, {2, 1, 304, 4, 8, 96}, {1, 1, 129, 1, 3, 80},
+    {2, 3, 64, 8, 2, 96}, {2, 2, 12, 3, 4, 56}, {1, 1, 300, 2, 2, 32}};
 
 // 224 x 224, B = 128 (Large: 64); the first seven are Base's step.
 const Case kCases[] = {

@@ -10,7 +10,7 @@ namespace {
 template <int DP>
 cudaError_t Backward(const AttentionShape& s, const attention::BackwardArgs& args, cudaStream_t stream) {
   const bool fits_short = attention::ShortBackwardFits<DP>(s), fits_whole = attention::WholeBackwardFits<DP>(s);
-  const bool is_short = s.path == 0 ? DP > 48 || s.keys <= 32 : s.path == 1;
+  const bool is_short = s.path == 0 ? DP > 48 || s.keys <= 64 : s.path == 1;
   if (is_short && fits_short) return attention::LaunchShortBackward<DP>(s, args, stream);
   const bool is_whole = s.path == 0 ? s.keys <= 256 : s.path == 2;
   return attention::LaunchTwoPassBackward<DP>(s, is_whole && fits_whole, args, stream);

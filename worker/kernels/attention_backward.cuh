@@ -5,24 +5,22 @@
 
 namespace hierad::kernels::attention {
 
-// kTiles x 16 keys. kHold: K and V stay in registers too.
-template <int DP, int kTiles, bool kHold>
+// kTiles x 16 keys. kHoldK, kHoldV: K, V stay in registers too.
+template <int DP, int kTiles, bool kHoldK, bool kHoldV>
 struct KeyRows {
   static constexpr int kStride = DP + kPad;
   float dk[kTiles][DP / 8][4] = {}, dv[kTiles][DP / 8][4] = {};
-  uint32_t k_held[kHold ? kTiles : 1][kHold ? DP / 16 : 1][4], v_held[kHold ? kTiles : 1][kHold ? DP / 16 : 1][4];
+  uint32_t k_held[kHoldK ? kTiles : 1][kHoldK ? DP / 16 : 1][4], v_held[kHoldV ? kTiles : 1][kHoldV ? DP / 16 : 1][4];
   const bf16 *k, *v;
   int valid;   // keys that count; the scores of the rest may be infinite, and are kept from dQ
 
   __device__ KeyRows(const bf16* keys, const bf16* values, int valid_keys) : k(keys), v(values), valid(valid_keys) {
-    if constexpr (kHold) {
 #pragma unroll
-      for (int m = 0; m < kTiles; ++m) {
+    for (int m = 0; m < kTiles; ++m) {
 #pragma unroll
-        for (int kc = 0; kc < DP / 16; ++kc) {
-          LoadA(k_held[m][kc], k + m * 16 * kStride + kc * 16, kStride);
-          LoadA(v_held[m][kc], v + m * 16 * kStride + kc * 16, kStride);
-        }
+      for (int kc = 0; kc < DP / 16; ++kc) {
+        if constexpr (kHoldK) LoadA(k_held[m][kc], k + m * 16 * kStride + kc * 16, kStride);
+        if constexpr (kHoldV) LoadA(v_held[m][kc], v + m * 16 * kStride + kc * 16, kStride);
       }
     }
   }
@@ -89,9 +87,9 @@ struct KeyRows {
       uint32_t a[kTiles][4];
 #pragma unroll
       for (int m = 0; m < kTiles; ++m) {
-        if constexpr (kHold) {
+        if constexpr (kValues ? kHoldV : kHoldK) {
 #pragma unroll
-          for (int i = 0; i < 4; ++i) a[m][i] = kValues ? v_held[m][kc][i] : k_held[m][kc][i];
+          for (int i = 0; i < 4; ++i) a[m][i] = kValues ? v_held[kHoldV ? m : 0][kHoldV ? kc : 0][i] : k_held[kHoldK ? m : 0][kHoldK ? kc : 0][i];
         } else {
           LoadA(a[m], (kValues ? v : k) + m * 16 * kStride + kc * 16, kStride);
         }

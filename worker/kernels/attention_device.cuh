@@ -35,84 +35,104 @@ struct Unit {
   __device__ int64_t Lse(int t) const { return lse + t; }
 };
 
-__device__ inline uint4 Zero4() { return make_uint4(0, 0, 0, 0); }
+// Four threads share a row and take its 16-byte pieces in turn: row and column cost little, and 64 bytes of a row are one access.
+// Calls take(row, column) for rows [0, rows) and columns below DP.
+template <int DP, typename Take>
+__device__ void EachPieceOfRows(int rows, int thread, int threads, Take take) {
+  const int c0 = (thread & 3) * 8;
+  for (int row = thread >> 2; row < rows; row += threads >> 2) {
+#pragma unroll
+    for (int c = 0; c < DP; c += 32) {
+      if (DP % 32 == 0 || c0 + c < DP) take(row, c0 + c);
+    }
+  }
+}
 
 // Starts copying rows [first, first + rows) of k (which 1) or v (2), or of an array laid out as o (which -1), into `to`
 // [rows][DP + kPad]; zeros beyond the last row and head_dim.
 template <int DP>
 __device__ void CopyRows(const Unit& u, const bf16* from, int which, int first, int rows, bf16* to, int thread, int threads) {
-  constexpr int kChunks = DP / 8;
-  const int end = which < 0 ? u.queries : u.keys, stride = which < 0 ? u.out_stride : u.qkv_stride;
+  const int count = (which < 0 ? u.queries : u.keys) - first, stride = which < 0 ? u.out_stride : u.qkv_stride;
   const bf16* row0 = from + (which < 0 ? u.Out(first) : u.Qkv(first, which));
-  for (int i = thread; i < rows * kChunks; i += threads) {
-    const int row = i / kChunks, c = i % kChunks * 8;
-    const bool valid = first + row < end && c < u.head_dim;
-    CopyAsync(to + row * (DP + kPad) + c, valid ? row0 + int64_t(row) * stride + c : from, valid);
-  }
+  EachPieceOfRows<DP>(rows, thread, threads, [&](int row, int column) {
+    CopyAsync(to + row * (DP + kPad) + column, row0 + int64_t(row) * stride + column, row < count && column < u.head_dim);
+  });
 }
 
 // Queries, pooled. Forward: argmax is found and stored; backward: it is followed. Without pooling only starts the copies.
 template <int DP, bool kFind>
 __device__ void LoadQueries(const Unit& u, const bf16* qkv, uint8_t* argmax, int q_stride, int first, int rows, bf16* to,
                             int thread, int threads) {
-  constexpr int kChunks = DP / 8;
   if (q_stride == 1) {   // the queries' count is the keys'
     CopyRows<DP>(u, qkv, 0, first, rows, to, thread, threads);
     return;
   }
-  for (int i = thread; i < rows * kChunks; i += threads) {
-    const int row = i / kChunks, c = i % kChunks * 8, t = first + row;
-    bf16 best[8];
-    *reinterpret_cast<uint4*>(best) = Zero4();
-    if (t < u.queries && c < u.head_dim) {
-      *reinterpret_cast<uint4*>(best) = *reinterpret_cast<const uint4*>(qkv + u.Qkv(t, 0) + c);
-      uint8_t which[8] = {0, 0, 0, 0, 0, 0, 0, 0};
-      uint2* stored = reinterpret_cast<uint2*>(argmax + u.Out(t) + c);
-      if (!kFind) *reinterpret_cast<uint2*>(which) = *stored;
-#pragma unroll 4
-      for (int s = 1; s < q_stride; ++s) {
-        bf16 v[8];
-        *reinterpret_cast<uint4*>(v) = *reinterpret_cast<const uint4*>(qkv + u.Qkv(s * u.queries + t, 0) + c);
+  EachPieceOfRows<DP>(rows, thread, threads, [&](int row, int column) {
+    const int t = first + row;
+    uint4 best4 = make_uint4(0, 0, 0, 0);
+    bf16* best = reinterpret_cast<bf16*>(&best4);
+    if (t < u.queries && column < u.head_dim) {
+      uint2 stored = make_uint2(0, 0);
+      uint8_t* which = reinterpret_cast<uint8_t*>(&stored);
+      if (!kFind) stored = __ldg(reinterpret_cast<const uint2*>(argmax + u.Out(t) + column));
+      const bf16* from = qkv + u.Qkv(t, 0) + column;
+      const int64_t step = int64_t(u.queries) * u.qkv_stride;
+      for (int s0 = 0; s0 < q_stride; s0 += 4) {   // four reads under way at once
+        uint4 v4[4];
 #pragma unroll
-        for (int e = 0; e < 8; ++e) {
-          if (kFind ? __bfloat162float(v[e]) > __bfloat162float(best[e]) : which[e] == s) {
-            best[e] = v[e];
-            if (kFind) which[e] = uint8_t(s);
+        for (int i = 0; i < 4; ++i) v4[i] = s0 + i < q_stride ? __ldg(reinterpret_cast<const uint4*>(from + (s0 + i) * step)) : best4;
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+          const bf16* v = reinterpret_cast<const bf16*>(&v4[i]);
+          const int s = s0 + i;
+          if (s >= q_stride) break;
+#pragma unroll
+          for (int e = 0; e < 8; ++e) {
+            if (kFind ? s == 0 || __bfloat162float(v[e]) > __bfloat162float(best[e]) : which[e] == s) {
+              best[e] = v[e];
+              if (kFind) which[e] = uint8_t(s);
+            }
           }
         }
       }
-      if (kFind) *stored = *reinterpret_cast<const uint2*>(which);
+      if (kFind) *reinterpret_cast<uint2*>(argmax + u.Out(t) + column) = stored;
     }
-    *reinterpret_cast<uint4*>(to + row * (DP + kPad) + c) = *reinterpret_cast<const uint4*>(best);
-  }
+    *reinterpret_cast<uint4*>(to + row * (DP + kPad) + column) = best4;
+  });
 }
 
-// sum over D of o * d_o of `rows` queries (0 beyond the last), two threads a row; lse in units of log2, +inf beyond the
-// last: such probabilities vanish. Reads global memory only, so it runs while copies are under way.
-__device__ inline void LoadRowSums(const Unit& u, const bf16* o, const bf16* d_o, const float* lse, int first, int rows, float* lse2,
-                                   float* delta, int thread, int threads) {
-  for (int i = thread; i < 2 * rows; i += threads) {   // threads is even: both halves of a row are neighbours
-    const int row = i >> 1, t = first + row;
-    float sum = 0;
-    if (t < u.queries) {
-      const bf16 *a = o + u.Out(t), *b = d_o + u.Out(t);
-#pragma unroll 4
-      for (int c = (i & 1) * 8; c < u.head_dim; c += 16) {
-        const uint4 x = *reinterpret_cast<const uint4*>(a + c), y = *reinterpret_cast<const uint4*>(b + c);
-        const __nv_bfloat162 *p = reinterpret_cast<const __nv_bfloat162*>(&x), *q = reinterpret_cast<const __nv_bfloat162*>(&y);
+// sum over D of o * d_o of `rows` queries (a multiple of 8; 0 beyond the last); lse in units of log2, +inf beyond the last:
+// such probabilities vanish. Reads global memory only, so it runs while copies are under way.
+template <int DP>
+__device__ void LoadRowSums(const Unit& u, const bf16* o, const bf16* d_o, const float* lse, int first, int rows, float* lse2,
+                            float* delta, int thread, int threads) {
+  const int c0 = (thread & 3) * 8;
+  for (int row = thread >> 2; row < rows; row += threads >> 2) {   // a warp has eight rows: all of it is here or none
+    const int t = first + row;
+    const bool there = t < u.queries;
+    uint4 x[(DP + 31) / 32], y[(DP + 31) / 32];
 #pragma unroll
-        for (int e = 0; e < 4; ++e) {
-          const float2 f = __bfloat1622float2(p[e]), h = __bfloat1622float2(q[e]);
-          sum += f.x * h.x + f.y * h.y;
-        }
+    for (int i = 0; i < (DP + 31) / 32; ++i) {
+      x[i] = y[i] = make_uint4(0, 0, 0, 0);
+      if (there && c0 + i * 32 < u.head_dim) {
+        x[i] = __ldg(reinterpret_cast<const uint4*>(o + u.Out(t) + c0 + i * 32));
+        y[i] = __ldg(reinterpret_cast<const uint4*>(d_o + u.Out(t) + c0 + i * 32));
       }
     }
-    // Rows come in sixteens: a pair is whole or absent, but its warp may not be.
-    sum += __shfl_xor_sync(__activemask(), sum, 1);
-    if ((i & 1) == 0) {
-      lse2[row] = t < u.queries ? lse[u.Lse(t)] * kLog2E : INFINITY;
-      delta[row] = sum;
+    const float l = there ? __ldg(lse + u.Lse(t)) * kLog2E : INFINITY;
+    float sum = 0;
+#pragma unroll
+    for (int i = 0; i < (DP + 31) / 32; ++i) {
+      const __nv_bfloat162 *p = reinterpret_cast<const __nv_bfloat162*>(&x[i]), *q = reinterpret_cast<const __nv_bfloat162*>(&y[i]);
+#pragma unroll
+      for (int e = 0; e < 4; ++e) {
+        const float2 f = __bfloat1622float2(p[e]), h = __bfloat1622float2(q[e]);
+        sum += f.x * h.x + f.y * h.y;
+      }
     }
+    sum += __shfl_xor_sync(~0u, sum, 1);
+    sum += __shfl_xor_sync(~0u, sum, 2);
+    if ((thread & 3) == 0) lse2[row] = l, delta[row] = sum;
   }
 }
 
@@ -160,7 +180,7 @@ __device__ inline void StoreQueryPiece(const Unit& u, int q_stride, const uint8_
     *reinterpret_cast<uint4*>(dqkv + u.Qkv(t, 0) + column) = piece;
     return;
   }
-  const uint2 stored = *reinterpret_cast<const uint2*>(argmax + u.Out(t) + column);
+  const uint2 stored = __ldg(reinterpret_cast<const uint2*>(argmax + u.Out(t) + column));
   const uint8_t* which = reinterpret_cast<const uint8_t*>(&stored);
   const bf16* v = reinterpret_cast<const bf16*>(&piece);
   for (int s = 0; s < q_stride; ++s) {
@@ -179,10 +199,14 @@ cudaError_t AllowShared(Kernel kernel, int bytes) {
   return bytes <= 48 << 10 ? cudaSuccess : cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes);
 }
 
+// Warps that a multiprocessor holds at `registers` a thread: each of its four parts has 16 K of them (sm_80 to sm_100), given
+// out to warps in pieces of 256.
+constexpr int WarpsHeld(int registers) { return 4 * (16384 / ((registers * 32 + 255) / 256 * 256)); }
+
 // Warps a block that streams `rows` rows, `rows_a_warp` each: the number with which the most warps work at a time, given
-// what registers let a multiprocessor hold (64 K of them, on every architecture) and what lies beyond the last row.
+// what a multiprocessor holds and what lies beyond the last row.
 inline int WarpsFor(int rows, int rows_a_warp, int registers) {
-  const int held = 65536 / 32 / registers;
+  const int held = WarpsHeld(registers);
   int best = 4;
   double best_working = 0;
   for (int warps = 4; warps <= 8; ++warps) {

@@ -9,9 +9,9 @@
 namespace hierad::kernels::attention {
 namespace {
 
-__host__ __device__ constexpr int KeysOfTile(int dp) { return dp <= 64 ? 64 : 32; }
+__host__ __device__ constexpr int KeysOfTile(int dp) { return dp <= 48 ? 128 : dp <= 64 ? 64 : 32; }
 __host__ __device__ constexpr int QueryTiles(int dp) { return dp <= 96 ? 2 : 1; }   // tiles of 16 queries a warp of the streaming kernel holds
-__host__ __device__ constexpr int StreamedRegisters(int dp) { return dp <= 32 ? 128 : 200; }
+__host__ __device__ constexpr int StreamedRegisters(int dp) { return dp <= 32 ? 128 : dp <= 96 ? 168 : 200; }
 
 // Running softmax of kTiles x 16 queries against tiles of keys. kHold: the queries stay in registers.
 template <int DP, int kTiles, bool kHold>
@@ -212,13 +212,20 @@ __global__ void __maxnreg__(StreamedRegisters(DP)) StreamedForward(AttentionShap
 }
 
 template <int DP>
-cudaError_t LaunchShort(const AttentionShape& s, int unit_bytes, const ForwardArgs& args, cudaStream_t stream) {
+int ShortBytes(const AttentionShape& s) {
+  return (2 * RoundUp(s.keys, 16) + RoundUp(s.queries(), 16)) * (DP + kPad) * int(sizeof(bf16));
+}
+
+template <int DP>
+cudaError_t LaunchShort(const AttentionShape& s, const ForwardArgs& args, cudaStream_t stream) {
   const int tiles = RoundUp(s.queries(), 16) / 16;
-  const int warps = tiles <= 8 ? tiles : std::min(8, (tiles + 1) / 2);
-  const int units = std::max(1, std::min(4 / warps, (48 << 10) / unit_bytes));
-  if (cudaError_t e = AllowShared(ShortForward<DP>, units * unit_bytes); e != cudaSuccess) return e;
+  // Where few queries look at many keys, more warps than have queries copy.
+  const int copying = std::min(4, RoundUp(s.keys, 16) / 16);
+  const int warps = tiles <= 8 ? std::max(tiles, copying) : std::min(8, (tiles + 1) / 2);
+  const int units = std::max(1, std::min(4 / warps, (48 << 10) / ShortBytes<DP>(s))), bytes = units * ShortBytes<DP>(s);
+  if (cudaError_t e = AllowShared(ShortForward<DP>, bytes); e != cudaSuccess) return e;
   const dim3 grid(unsigned((s.units() + units - 1) / units)), block(unsigned(32 * warps), unsigned(units));
-  ShortForward<DP><<<grid, block, units * unit_bytes, stream>>>(s, args);
+  ShortForward<DP><<<grid, block, bytes, stream>>>(s, args);
   return cudaGetLastError();
 }
 
@@ -236,9 +243,8 @@ cudaError_t LaunchStreamed(const AttentionShape& s, const ForwardArgs& args, cud
 
 template <int DP>
 cudaError_t LaunchForward(const AttentionShape& s, const ForwardArgs& args, cudaStream_t stream) {
-  const int unit_bytes = (2 * RoundUp(s.keys, 16) + RoundUp(s.queries(), 16)) * (DP + kPad) * int(sizeof(bf16));
-  const bool is_short = s.path == 0 ? s.keys <= 112 : s.path == 1;
-  return is_short && unit_bytes <= kSharedBytes ? LaunchShort<DP>(s, unit_bytes, args, stream) : LaunchStreamed<DP>(s, args, stream);
+  const bool is_short = s.path == 0 ? s.keys <= (DP <= 48 ? 256 : 112) : s.path == 1;
+  return is_short && ShortBytes<DP>(s) <= kSharedBytes ? LaunchShort<DP>(s, args, stream) : LaunchStreamed<DP>(s, args, stream);
 }
 
 #define HIERAD_FORWARD(DP) template cudaError_t LaunchForward<DP>(const AttentionShape&, const ForwardArgs&, cudaStream_t);

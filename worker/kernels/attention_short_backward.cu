@@ -59,12 +59,12 @@ __global__ void __maxnreg__(DP <= 48 ? 128 : DP <= 96 ? 168 : 240) ShortBackward
     CopyRows<DP>(u, args.d_o, -1, 0, query_rows, go, thread, threads);
     LoadQueries<DP, false>(u, args.qkv, const_cast<uint8_t*>(args.argmax), shape.q_stride, 0, query_rows, q, thread, threads);
     CommitCopies();
-    LoadRowSums(u, args.o, args.d_o, args.lse, 0, query_rows, lse2, delta, thread, threads);
+    LoadRowSums<DP>(u, args.o, args.d_o, args.lse, 0, query_rows, lse2, delta, thread, threads);
   }
   WaitCopies<0>();
   __syncthreads();
   const int row = warp * 16;
-  KeyRows<DP, 1, DP <= 48> keys(k + row * kStride, v + row * kStride, shape.keys - row);
+  KeyRows<DP, 1, DP <= 48, DP <= 48> keys(k + row * kStride, v + row * kStride, shape.keys - row);
   for (int q0 = 0; q0 < query_rows; q0 += chunk) {
     const int rows = min(chunk, query_rows - q0);
     if (there) {
@@ -97,7 +97,7 @@ struct ShortPlan {
   static ShortPlan Of(const AttentionShape& s) {
     const int key_rows = RoundUp(s.keys, 16), query_rows = RoundUp(s.queries(), 16);
     // One chunk where that is little more: each costs two barriers.
-    const int chunk = s.chunk > 0 ? std::min(query_rows, s.chunk) : query_rows <= 128 ? query_rows : 64;
+    const int chunk = query_rows <= 128 ? query_rows : 64;
     return {key_rows / 16, chunk, (2 * (key_rows + query_rows) * (DP + kPad) + key_rows * (chunk + kPad) + 4 * query_rows) * int(sizeof(bf16))};
   }
 };

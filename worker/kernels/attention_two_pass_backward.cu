@@ -9,10 +9,13 @@
 namespace hierad::kernels::attention {
 namespace {
 
-__host__ __device__ constexpr int RowsOfTile(int dp) { return dp <= 64 ? 64 : 32; }     // of a streamed tile
+__host__ __device__ constexpr int RowsOfTile(int dp) { return dp <= 32 ? 128 : dp <= 64 ? 64 : 32; }   // of a streamed tile
 __host__ __device__ constexpr int KeyTiles(int dp) { return dp <= 48 ? 2 : 1; }         // tiles of 16 keys a warp
 __host__ __device__ constexpr int QueryTiles(int dp) { return dp <= 96 ? 2 : 1; }       // tiles of 16 queries a warp
-__host__ __device__ constexpr int Registers(int dp) { return dp <= 32 ? 144 : dp <= 96 ? 200 : 248; }
+__host__ __device__ constexpr int Registers(int dp) { return dp <= 32 ? 128 : dp <= 96 ? 168 : 248; }
+
+template <int DP>
+constexpr bool kHoldKeys = DP <= 48;   // K stays in registers, V is read anew: both would leave too few
 
 // dQ of kTiles x 16 queries against keys. kHold: Q and dO stay in registers.
 template <int DP, int kTiles, bool kHold>
@@ -122,8 +125,8 @@ int WholeBytes(const AttentionShape& s) {
 }
 
 // blockDim = (32 * warps of a unit, units of a block).
-template <int DP>
-__global__ void __maxnreg__(Registers(DP)) WholeBackward(AttentionShape shape, int unit_bytes, BackwardArgs args) {
+template <int DP, bool kHoldV>
+__global__ void __maxnreg__(kHoldV && DP <= 32 ? 168 : Registers(DP)) WholeBackward(AttentionShape shape, int unit_bytes, BackwardArgs args) {
   extern __shared__ uint4 memory[];
   constexpr int kStride = DP + kPad, kKeyTiles = KeyTiles(DP), kQueryTiles = QueryTiles(DP);
   const int thread = threadIdx.x, threads = blockDim.x, warp = thread >> 5, warps = threads >> 5;
@@ -144,19 +147,24 @@ __global__ void __maxnreg__(Registers(DP)) WholeBackward(AttentionShape shape, i
     CopyRows<DP>(u, args.d_o, -1, 0, query_rows, go, thread, threads);
     LoadQueries<DP, false>(u, args.qkv, const_cast<uint8_t*>(args.argmax), shape.q_stride, 0, query_rows, q, thread, threads);
     CommitCopies();
-    LoadRowSums(u, args.o, args.d_o, args.lse, 0, query_rows, lse2, delta, thread, threads);
+    LoadRowSums<DP>(u, args.o, args.d_o, args.lse, 0, query_rows, lse2, delta, thread, threads);
   }
   WaitCopies<0>();
   __syncthreads();
   if (!there) return;
-  for (int row = warp * kKeyTiles * 16; row < key_rows; row += warps * kKeyTiles * 16) {
-    KeyRows<DP, kKeyTiles, DP <= 48> keys(k + row * kStride, v + row * kStride, shape.keys - row);
+  // Keys and queries are dealt to the warps as one row of cards.
+  const int key_items = key_rows / (kKeyTiles * 16), items = key_items + query_rows / (kQueryTiles * 16);
+  int item = warp;
+  for (; item < key_items; item += warps) {
+    const int row = item * kKeyTiles * 16;
+    KeyRows<DP, kKeyTiles, kHoldKeys<DP>, kHoldV> keys(k + row * kStride, v + row * kStride, shape.keys - row);
     for (int j = 0; j < u.queries; j += 16) {
       keys.template Queries<1, false, true>(q + j * kStride, go + j * kStride, lse2 + j, delta + j, scale, nullptr, 0);
     }
     keys.Store(u, row, scale, args.dqkv);
   }
-  for (int row = warp * kQueryTiles * 16; row < query_rows; row += warps * kQueryTiles * 16) {
+  for (; item < items; item += warps) {
+    const int row = (item - key_items) * kQueryTiles * 16;
     QueryRows<DP, kQueryTiles, DP <= 48> queries(q + row * kStride, go + row * kStride, lse2 + row, delta + row);
     queries.Tile(k, v, key_rows, shape.keys, scale);
     queries.Store(u, shape, args, row, scale);
@@ -186,7 +194,7 @@ __global__ void __maxnreg__(Registers(DP)) StreamedQueries(AttentionShape shape,
   LoadQueries<DP, false>(u, args.qkv, const_cast<uint8_t*>(args.argmax), shape.q_stride, first, rows, q, thread, threads);
   CopyRows<DP>(u, args.d_o, -1, first, rows, go, thread, threads);
   fetch(0);
-  LoadRowSums(u, args.o, args.d_o, args.lse, first, rows, lse2, delta, thread, threads);
+  LoadRowSums<DP>(u, args.o, args.d_o, args.lse, first, rows, lse2, delta, thread, threads);
   WaitCopies<0>();
   __syncthreads();
   for (int i = thread; i < rows && first + i < u.queries; i += threads) args.delta[u.Lse(first + i)] = delta[i];
@@ -234,7 +242,7 @@ __global__ void __maxnreg__(Registers(DP)) StreamedKeys(AttentionShape shape, in
   fetch(0);
   WaitCopies<0>();
   __syncthreads();
-  KeyRows<DP, kTiles, DP <= 48> state(k + own * kStride, v + own * kStride, u.keys - first - own);
+  KeyRows<DP, kTiles, kHoldKeys<DP>, false> state(k + own * kStride, v + own * kStride, u.keys - first - own);
   const bool idle = first + own >= u.keys;
   for (int tile = 0; tile * kQueries < u.queries; ++tile) {
     if (tile > 0) {
@@ -253,14 +261,14 @@ __global__ void __maxnreg__(Registers(DP)) StreamedKeys(AttentionShape shape, in
   if (!idle) state.Store(u, first + own, scale, args.dqkv);
 }
 
-template <int DP>
-cudaError_t LaunchWhole(const AttentionShape& s, const BackwardArgs& args, cudaStream_t stream) {
-  const int unit_bytes = WholeBytes<DP>(s), tiles = std::max(WholeKeys<DP>(s) / KeyTiles(DP), WholeQueries<DP>(s) / QueryTiles(DP)) / 16;
-  const int warps = tiles <= 8 ? tiles : RoundUp(tiles, 8) / 8 == 2 ? (tiles + 1) / 2 : 8;
+template <int DP, bool kHoldV>
+cudaError_t LaunchWhole(const AttentionShape& s, int most_warps, const BackwardArgs& args, cudaStream_t stream) {
+  const int unit_bytes = WholeBytes<DP>(s), items = std::max(WholeKeys<DP>(s) / KeyTiles(DP), WholeQueries<DP>(s) / QueryTiles(DP)) / 16;
+  const int warps = std::min(items, most_warps);
   const int units = std::max(1, std::min(4 / warps, (56 << 10) / unit_bytes));
-  if (cudaError_t e = AllowShared(WholeBackward<DP>, units * unit_bytes); e != cudaSuccess) return e;
+  if (cudaError_t e = AllowShared(WholeBackward<DP, kHoldV>, units * unit_bytes); e != cudaSuccess) return e;
   const dim3 grid(unsigned((s.units() + units - 1) / units)), block(unsigned(32 * warps), unsigned(units));
-  WholeBackward<DP><<<grid, block, units * unit_bytes, stream>>>(s, unit_bytes, args);
+  WholeBackward<DP, kHoldV><<<grid, block, units * unit_bytes, stream>>>(s, unit_bytes, args);
   return cudaGetLastError();
 }
 
@@ -287,7 +295,11 @@ bool WholeBackwardFits(const AttentionShape& s) {
 
 template <int DP>
 cudaError_t LaunchTwoPassBackward(const AttentionShape& s, bool whole, const BackwardArgs& args, cudaStream_t stream) {
-  return whole ? LaunchWhole<DP>(s, args, stream) : LaunchStreamed<DP>(s, args, stream);
+  if (!whole) return LaunchStreamed<DP>(s, args, stream);
+  if constexpr (DP <= 32) {   // three blocks of four warps with V in registers, where they fit, beat two of eight
+    if (WholeBytes<DP>(s) <= 74 << 10) return LaunchWhole<DP, true>(s, 4, args, stream);
+  }
+  return LaunchWhole<DP, false>(s, 8, args, stream);
 }
 
 #define HIERAD_TWO_PASS_BACKWARD(DP)                          \
