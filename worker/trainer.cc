@@ -279,7 +279,10 @@ absl::StatusOr<TrainEnd> Trainer::Train() {
   Phase(v1::PHASE_STOPPING);
   RETURN_IF_ERROR(Finish());
   Phase(v1::PHASE_DONE);
-  return TrainEnd{v1::REASON_COMPLETED, absl::StrCat("completed ", done_, " steps")};
+  const int64_t skipped = loader_ ? loader_->skipped_samples() : 0;
+  std::string message = absl::StrCat("completed ", done_, " steps");
+  if (skipped > 0) absl::StrAppend(&message, "; rank ", options_.rank, " left out ", skipped, skipped == 1 ? " sample" : " samples", " that could not be read: its log names them");
+  return TrainEnd{v1::REASON_COMPLETED, std::move(message)};
 }
 
 absl::StatusOr<Trainer::After> Trainer::TrainStep() {

@@ -497,7 +497,7 @@ TEST_F(Trainers, SkippedSamplesWeighNothing) {
   };
   attempt.look = [](const FakeSession& s) { return absl::StrCat("skipped ", s.data.skipped_samples(), " samples ", s.metrics.empty() ? 0 : s.metrics[0].samples(), " loss ", s.metrics.empty() ? 0 : s.metrics[0].loss()); };
   const std::string two = Run(2, attempt, folder_)[0];
-  EXPECT_THAT(two, AllOf(HasSubstr("REASON_COMPLETED completed 1 steps"), HasSubstr(" samples 6 ")));
+  EXPECT_THAT(two, AllOf(HasSubstr("REASON_COMPLETED completed 1 steps; rank 0 left out 1 sample that could not be read"), HasSubstr(" samples 6 ")));
   attempt.change = [&, change = attempt.change](TrainerOptions* options) {
     change(options);
     options->spec.mutable_step()->set_batch_per_rank(8);
@@ -506,6 +506,7 @@ TEST_F(Trainers, SkippedSamplesWeighNothing) {
   EXPECT_THAT(one, HasSubstr("skipped 2 samples 6 "));
   const auto loss = [](const std::string& text) { return text.substr(text.find("loss")); };
   EXPECT_EQ(loss(one), loss(two));
+  EXPECT_THAT(one, HasSubstr("completed 1 steps; rank 0 left out 2 samples that could not be read"));
   path = data + "/lost.npy";
   EXPECT_THAT(Run(1, attempt, NewFolder())[0], AllOf(HasSubstr("REASON_DATA_ERROR"), HasSubstr("none of its 2 samples can be read")));
 }

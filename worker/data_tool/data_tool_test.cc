@@ -34,7 +34,7 @@ TEST(Inspect, ArraysSayWhatIsOdd) {
   EXPECT_EQ((*report)["samples"], 6);
   EXPECT_EQ((*report)["channels"], 3);
   EXPECT_THAT(Findings(*report), AllOf(Contains(HasSubstr("channel 1 is flat: always 4")), Contains(HasSubstr("sample 2 equals sample 0")), Contains(HasSubstr("channel 2 has 1 NaN"))));
-  EXPECT_THAT(ReportText(*report), AllOf(HasSubstr("in_chans: 3\n    input_size: [50]"), HasSubstr("source: npy")));
+  EXPECT_THAT(ReportText(*report), AllOf(HasSubstr("in_chans: 3\n    input_size: [50]"), HasSubstr("source: npy"), HasSubstr("missing: zero   # or hold")));
   EXPECT_FALSE(Inspect({folder.Path("none.npy"), 10}).ok());
   EXPECT_FALSE(Inspect({folder.Write("x.csv", "1"), 10}).ok());
 }
