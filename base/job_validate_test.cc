@@ -131,16 +131,29 @@ TEST(JobValidate, GpuOnlyChoicesOnACpu) {
 }
 
 TEST(JobValidate, WhatOnlyFusedDoesNeedsFused) {
-  const std::vector<std::string> keys = {"step.reduce_dtype=bf16", "step.checkpoint_stages=[1, 4]", "step.checkpoint_decoder=true"};
+  const std::vector<std::string> keys = {"step.reduce_dtype=bf16", "step.checkpoint_stages=[1, 4]", "step.checkpoint_decoder=true",
+                                         "step.shard_optimizer=true"};
   std::vector<std::string> fused = keys;
   fused.push_back("step.mode=fused");
   EXPECT_THAT(Problems(fused), ElementsAre());
   EXPECT_THAT(Problems(keys), ElementsAre(HasSubstr("step.reduce_dtype: bf16 is for step.mode fused; the mode is auto"),
-                                          HasSubstr("step.checkpoint_stages: "), HasSubstr("step.checkpoint_decoder: ")));
+                                          HasSubstr("step.checkpoint_stages: "), HasSubstr("step.checkpoint_decoder: "), HasSubstr("step.shard_optimizer: ")));
+  EXPECT_THAT(Problems({"step.mode=fused", "step.shard_optimizer=true", "optimizer.name=muon"}), ElementsAre(HasSubstr("step.shard_optimizer: true is for optimizer.name adamw")));
   EXPECT_THAT(Problems({"step.mode=fused", "step.checkpoint_stages=[5]"}), ElementsAre(HasSubstr("step.checkpoint_stages: 5; the model has stages 1 to 4")));
 }
 
 // Field report: another size than the built-in one failed in a reshape at the first step.
+TEST(JobValidate, AutoIsTheFastestModeThatDoesAllThatIsAsked) {
+  EXPECT_EQ(ResolvedMode(Job().step(), /*gpu=*/true), "fused");
+  EXPECT_EQ(ResolvedMode(Job().step(), /*gpu=*/false), "optimized");
+  EXPECT_EQ(ResolvedMode(Job({"step.tf32=true"}).step(), true), "graph_safe");
+  EXPECT_EQ(ResolvedMode(Job({"step.sdpa_backend=math"}).step(), true), "graph_safe");
+  for (const bool gpu : {false, true}) EXPECT_EQ(ResolvedMode(Job({"step.mode=eager"}).step(), gpu), "eager");
+  EXPECT_THAT(Problems({"step.checkpoint_decoder=true", "resources.device=cuda"}), ElementsAre());
+  EXPECT_THAT(Problems({"step.checkpoint_decoder=true", "resources.device=cuda", "step.tf32=true"}),
+              ElementsAre(HasSubstr("step.checkpoint_decoder: true is for step.mode fused")));
+}
+
 TEST(JobValidate, IllegalSizesNameTheKey) {
   EXPECT_THAT(Problems({"model.input_size=[225, 225]"}), ElementsAre(HasSubstr("model.input_size: 225")));
   EXPECT_THAT(Problems({"model.input_size=[224]"}), ElementsAre());

@@ -184,6 +184,25 @@ TEST_F(ServiceTest, MetricsAndWatchesBeginWithTheHistory) {
   EXPECT_EQ(none->Finish().error_code(), grpc::NOT_FOUND);
 }
 
+TEST_F(ServiceTest, AListHasTheLossOfJobsThatEndedLongAgo) {
+  const uint64_t id = Submit("k").id();
+  std::vector<v1::StepMetrics> steps(3);
+  for (size_t i = 0; i < steps.size(); ++i) {
+    steps[i].set_step(static_cast<int64_t>(i) + 1);
+    steps[i].set_loss(0.25 * static_cast<double>(i));
+  }
+  ASSERT_TRUE(history_->Append(id, steps).ok());
+  Cancel(id);
+  Stop();
+  Start();   // which holds no ended jobs in memory
+  v1::ListReply reply;
+  grpc::ClientContext context;
+  ASSERT_TRUE(control_->List(&context, {}, &reply).ok());
+  ASSERT_EQ(reply.jobs_size(), 1);
+  EXPECT_EQ(reply.jobs(0).last().step(), 3);
+  EXPECT_EQ(reply.jobs(0).last().loss(), 0.5);
+}
+
 TEST_F(ServiceTest, IllegalSubmissionsAreRefusedWithSentences) {
   v1::SubmitReply reply;
   EXPECT_EQ(Submit("", Spec(), &reply).error_code(), grpc::INVALID_ARGUMENT);
@@ -321,6 +340,23 @@ TEST_F(ServiceTest, WatchTellsAtOnceAndEndsWithTheJob) {
   while (reader->Read(&reply)) last = reply.job().state();
   EXPECT_EQ(last, v1::CANCELLED);
   EXPECT_TRUE(reader->Finish().ok());
+}
+
+// A line saying that nothing has happened needs something to print it by.
+TEST_F(ServiceTest, WatchOfAJobThatDoesNotMoveIsToldAgain) {
+  const uint64_t id = Submit("k").id();
+  grpc::ClientContext context;
+  v1::WatchRequest request;
+  request.set_job_id(id);
+  auto reader = control_->Watch(&context, request);
+  v1::WatchReply reply;
+  for (int i = 0; i < 2; ++i) {
+    ASSERT_TRUE(reader->Read(&reply));
+    EXPECT_EQ(reply.job().id(), id);
+    EXPECT_EQ(reply.job().state(), v1::QUEUED);
+  }
+  context.TryCancel();
+  (void)reader->Finish();
 }
 
 // An agent and a worker by hand, over the wire.

@@ -8,6 +8,7 @@
 #include <limits>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <unistd.h>
 #include <utility>
@@ -27,13 +28,14 @@ class FakeStep : public Step {
  public:
   struct Faults {
     int records_behind = 0;
+    bool shared = false;   // shared_state: Save is refused where the ranks are not after the same step
     std::function<bool(int64_t step)> non_finite = [](int64_t) { return false; };
     std::function<absl::Status(int64_t step, int rank)> error = [](int64_t, int) { return absl::OkStatus(); };
     std::function<void(int64_t step, double lr)> see_rate = [](int64_t, double) {};
   };
 
   FakeStep(const StepOptions& options, const Geometry& geometry, const ParameterTable& table, Communicator* communicator, Faults faults)
-      : sample_size_(geometry.spec.in_chans() * geometry.num_tokens), table_(table), communicator_(communicator), faults_(std::move(faults)),
+      : sample_size_(RowFormat::Plain(geometry).rules.channels * RowFormat::Plain(geometry).rules.samples), table_(table), communicator_(communicator), faults_(std::move(faults)),
         seed_(options.spec.seed()), nan_limit_(NanLimit(options.spec.step())) {}
 
   absl::Status Initialize() override {
@@ -50,7 +52,19 @@ class FakeStep : public Step {
     halted_ = false;
     return absl::OkStatus();
   }
-  absl::StatusOr<TrainState> Save() override { return state_; }
+  absl::StatusOr<TrainState> Save() override {
+    for (int r = 0; faults_.shared && r < communicator_->size(); ++r) {
+      int64_t step = state_.step;
+      RETURN_IF_ERROR(communicator_->BroadcastHost(&step, sizeof step, r));
+      if (step != state_.step) return absl::InternalError("the ranks save after different steps");
+    }
+    return state_;
+  }
+  absl::StatusOr<std::unique_ptr<StateSnapshot>> Snapshot() override {
+    ASSIGN_OR_RETURN(auto snapshot, Step::Snapshot());
+    return communicator_->rank() == 0 ? std::move(snapshot) : nullptr;
+  }
+  bool shared_state() const override { return faults_.shared; }
   int records_behind() const override { return faults_.records_behind; }
   absl::StatusOr<StepResult> Take() override {
     if (results_.empty()) return absl::InternalError("nothing to take");
@@ -62,21 +76,28 @@ class FakeStep : public Step {
   absl::Status Run(absl::Span<const MicroBatch> batches, int64_t real_samples, double lr, StepSignals signals) override {
     RETURN_IF_ERROR(faults_.error(state_.step, communicator_->rank()));
     faults_.see_rate(state_.step, lr);
-    std::vector<float> sums(kNumbers + 3);
+    std::vector<float> sums(kNumbers + 4);
+    std::optional<uint64_t> not_finite;
     for (const MicroBatch& batch : batches) {
+      const auto* const x = static_cast<const float*>(batch.x_BCS);
       for (int b = 0; b < batch.real; ++b) {
+        for (int i = 0; i < sample_size_; ++i)
+          if (!std::isfinite(x[b * sample_size_ + i])) not_finite = batch.visit_ids_B[b];
         for (int i = 0; i < kNumbers; ++i) {
-          sums[size_t(i)] += batch.x_BCS[b * sample_size_ + i % sample_size_] + float(batch.visit_ids_B[b] % 97) * 1e-3f + float(batch.epoch);
+          sums[size_t(i)] += x[b * sample_size_ + i % sample_size_] + float(batch.visit_ids_B[b] % 97) * 1e-3f + float(batch.epoch);
         }
       }
     }
     sums[kNumbers] = signals.stop;
     sums[kNumbers + 1] = signals.checkpoint;
+    sums[kNumbers + 3] = not_finite.has_value() ? 1 : 0;
     sums[kNumbers + 2] = faults_.non_finite(state_.step) ? std::numeric_limits<float>::quiet_NaN() : 0.0f;
     RETURN_IF_ERROR(communicator_->AllReduceSum(sums.data(), int64_t(sums.size()), nullptr));
     StepResult result;
     result.signals = {sums[kNumbers] > 0, sums[kNumbers + 1] > 0};
     const bool finite = std::isfinite(sums[kNumbers + 2]);
+    result.input_not_finite = sums[kNumbers + 3] > 0;
+    result.not_finite_visit = not_finite;
     result.skipped = halted_ || !finite;
     result.grad_norm = sums[0] / double(real_samples);
     result.loss = result.skipped ? std::nan("") : Distance(sums, real_samples);
@@ -102,7 +123,7 @@ class FakeStep : public Step {
   }
   absl::StatusOr<LossSum> Evaluate(const MicroBatch& batch) override {
     LossSum sum;
-    for (int b = 0; b < batch.real; ++b) sum.numerator += std::abs(double(state_.parameters[0]) - batch.x_BCS[b * sample_size_]);
+    for (int b = 0; b < batch.real; ++b) sum.numerator += std::abs(double(state_.parameters[0]) - static_cast<const float*>(batch.x_BCS)[b * sample_size_]);
     sum.weight = batch.real;
     return sum;
   }

@@ -6,6 +6,7 @@
 #include <fcntl.h>
 #include <sys/file.h>
 #include <system_error>
+#include <thread>
 #include <unistd.h>
 #include <utility>
 
@@ -31,11 +32,23 @@ constexpr int kSaveTries = 5;                    // failures in a row that end t
 constexpr std::chrono::seconds kSpeedWindow{10};
 constexpr std::chrono::seconds kMemoryEvery{1};
 constexpr std::chrono::milliseconds kLockRetry{100};
+constexpr std::chrono::seconds kAbortWait{5};
 constexpr int kEvaluationBatchesPerLook = 32;    // between two looks for a stop
 
 double Seconds(std::chrono::nanoseconds t) { return std::chrono::duration<double>(t).count(); }
 
 std::chrono::nanoseconds Now() { return Clock::System().Monotonic(); }
+
+// For a process that is about to leave, which may not wait for long: a GPU that hangs does not answer this either.
+void AbortCollectives(Communicator* communicator) {
+  const auto done = std::make_shared<std::promise<void>>();
+  std::future<void> aborted = done->get_future();
+  std::thread([communicator, done] {
+    communicator->Abort();
+    done->set_value();
+  }).detach();
+  (void)aborted.wait_for(kAbortWait);
+}
 
 bool IsSet(const std::atomic<bool>* flag) { return flag != nullptr && flag->load(); }
 
@@ -57,6 +70,7 @@ TrainEnd Trainer::Run() {
     return Train();
   };
   absl::StatusOr<TrainEnd> end = run();
+  if (given_up_) std::promise<void>().get_future().wait();   // the watch's thread has the last word, and ends the process
   if (!end.ok()) end = TrainEnd{ReasonOf(end.status()), std::string(end.status().message())};
   // A checkpoint that is being written is worth the wait: leaving the process would tear it.
   if (writing_.valid()) (void)EndSave(/*wait=*/true);
@@ -70,7 +84,7 @@ absl::Status Trainer::Prepare() {
   ASSIGN_OR_RETURN(geometry_, Geometry::From(spec_.model()));
   table_ = ParameterTable::For(*geometry_);
   v1::StepSpec& step = *spec_.mutable_step();
-  if (step.mode().empty() || step.mode() == "auto") step.set_mode(options_.cuda ? "graph_safe" : "optimized");
+  step.set_mode(ResolvedMode(step, options_.cuda));
   spec_.mutable_resources()->set_device(options_.cuda ? "cuda" : "cpu");
   RETURN_IF_ERROR(MakeFolders(options_.run_folder));
   if (options_.rank == 0) {
@@ -92,6 +106,7 @@ absl::Status Trainer::Join() {
   limits.rank = options_.rank;
   limits.size = options_.world_size;
   limits.abandon = &abandon_;
+  limits.max_channels = spec_.step().reduce_channels();
   session_->AbandonOnStop(&abandon_);
   std::string rendezvous;
   if (options_.rank == 0) {
@@ -137,6 +152,7 @@ absl::Status Trainer::Load() {
     step_options.spec = spec_;
     step_options.cuda = options_.cuda;
     step_options.threads = options_.threads;
+    step_options.rows = dataset_->row_format();
     ASSIGN_OR_RETURN(step_, parts_.make_step(step_options, *geometry_, table_, communicator_.get()));
     spdlog::info("step: {}", step_->Describe());
     if (start.resumed) return step_->Load(contents.state);
@@ -194,6 +210,8 @@ absl::Status Trainer::OpenRun(int64_t first_step) {
     ChannelStatistics training = statistics_;
     ASSIGN_OR_RETURN(eval_dataset_, split ? OpenDataset(spec_.data(), spec_.data().path(), *geometry_, &training, Subset::kHeldOut)
                                           : OpenDataset(spec_.data(), spec_.eval().path(), *geometry_, &training));
+    // One step takes both.
+    if (eval_dataset_->row_format() != dataset_->row_format()) dataset_ = PreparedRows(dataset_), eval_dataset_ = PreparedRows(eval_dataset_);
     spdlog::info("held-out data: {}", eval_dataset_->Describe());
   }
   ASSIGN_OR_RETURN(length_, RunLength::For(spec_, dataset_->count()));
@@ -234,7 +252,9 @@ absl::Status Trainer::OpenRun(int64_t first_step) {
 absl::StatusOr<TrainEnd> Trainer::Train() {
   if (options_.cuda) {
     watch_ = std::make_unique<StepWatch>(parts_.watch, [this](std::chrono::nanoseconds limit) {
-      const std::string waiting = communicator_->WaitingIn();
+      const std::string waiting = WaitingIn();
+      given_up_ = true;
+      AbortCollectives(communicator_.get());
       parts_.give_up(v1::REASON_HANG,
                      absl::StrFormat("rank %d: step %d did not finish within %.0f s%s: the GPU hangs or a peer is missing in the all-reduce; "
                                      "see the other ranks' logs", options_.rank, watched_step_.load(), Seconds(limit),
@@ -244,7 +264,7 @@ absl::StatusOr<TrainEnd> Trainer::Train() {
   if (loader_) {
     session_->SetWaitingIn([this] {
       const std::string sample = loader_->WaitingIn();
-      return sample.empty() ? communicator_->WaitingIn() : absl::StrCat("reading ", sample);
+      return sample.empty() ? WaitingIn() : absl::StrCat("reading ", sample);
     });
   }
   Phase(v1::PHASE_TRAINING);
@@ -259,7 +279,10 @@ absl::StatusOr<TrainEnd> Trainer::Train() {
   Phase(v1::PHASE_STOPPING);
   RETURN_IF_ERROR(Finish());
   Phase(v1::PHASE_DONE);
-  return TrainEnd{v1::REASON_COMPLETED, absl::StrCat("completed ", done_, " steps")};
+  const int64_t skipped = loader_ ? loader_->skipped_samples() : 0;
+  std::string message = absl::StrCat("completed ", done_, " steps");
+  if (skipped > 0) absl::StrAppend(&message, "; rank ", options_.rank, " left out ", skipped, skipped == 1 ? " sample" : " samples", " that could not be read: its log names them");
+  return TrainEnd{v1::REASON_COMPLETED, std::move(message)};
 }
 
 absl::StatusOr<Trainer::After> Trainer::TrainStep() {
@@ -283,7 +306,7 @@ absl::StatusOr<Trainer::After> Trainer::TrainStep() {
   }
   const int64_t verify = spec_.step().verify_every_steps();
   if (verify > 0 && given_ % verify == 0) RETURN_IF_ERROR(VerifyRanks());
-  if (options_.rank == 0 && given_ < length_.total_steps) RETURN_IF_ERROR(SaveIfDue());
+  if (TakesPartInSaving() && given_ < length_.total_steps) RETURN_IF_ERROR(SaveIfDue());
   return After::kGoOn;
 }
 
@@ -331,8 +354,12 @@ absl::StatusOr<int64_t> Trainer::RealSamples(int64_t own_samples) {
 
 absl::Status Trainer::TakeResults(int still_under_way) {
   while (int(under_way_.size()) > still_under_way) RETURN_IF_ERROR(TakeResult());
+  if (options_.rank != 0) {
+    if (snapshot_.has_value() && done_ >= snapshot_->step) snapshot_.reset();
+    return absl::OkStatus();
+  }
   if (snapshot_.has_value() && done_ >= snapshot_->step) writing_ = std::async(std::launch::async, WritingOfSnapshot());
-  return options_.rank == 0 ? EndSave(/*wait=*/false) : absl::OkStatus();
+  return EndSave(/*wait=*/false);
 }
 
 absl::Status Trainer::TakeResult() {
@@ -371,6 +398,7 @@ absl::Status Trainer::TakeResult() {
   AddTotals(metrics, given.own_samples);
   stop_agreed_ |= result.signals.stop;
   wishes_agreed_ |= result.signals.checkpoint;
+  if (result.input_not_finite) return NameNotFinite(result);
   const absl::Status numerics = CheckNumerics(result, metrics.lr());
   if (numerics.ok() && !stop_agreed_ && EvaluationAfter(done_)) {
     evaluated_ = metrics;
@@ -378,7 +406,7 @@ absl::Status Trainer::TakeResult() {
     TakeMetrics(metrics);
   }
   // The weights are those before the first such step: worth keeping beside the older checkpoints.
-  if (!numerics.ok() && options_.rank == 0) (void)SaveNow(/*halted=*/true);
+  if (!numerics.ok() && TakesPartInSaving()) (void)SaveNow(/*halted=*/true);
   return numerics;
 }
 
@@ -429,6 +457,11 @@ absl::Status Trainer::HearRankZero() {
   return absl::OkStatus();
 }
 
+std::string Trainer::WaitingIn() const {
+  const std::string here = communicator_->WaitingIn();
+  return here.empty() && step_ ? step_->WaitingIn() : here;
+}
+
 bool Trainer::StopWanted() const { return IsSet(options_.terminate) || session_->want() != Session::Want::kRun; }
 
 absl::Status Trainer::CheckNumerics(const StepResult& result, double lr) {
@@ -443,6 +476,14 @@ absl::Status Trainer::CheckNumerics(const StepResult& result, double lr) {
                                                    "; lower optimizer.lr or blr, or check the data"));
 }
 
+// The device says which visit; all ranks say what the one that has it finds in its file.
+absl::Status Trainer::NameNotFinite(const StepResult& result) {
+  absl::Status own;
+  if (result.not_finite_visit.has_value()) own = dataset_->NotFinite(*result.not_finite_visit % uint64_t(dataset_->count()));
+  RETURN_IF_ERROR(Agree(communicator_.get(), own));
+  return ErrorOf(v1::REASON_DATA_ERROR, absl::StrCat("a sample of step ", result.step, " is not finite on another rank"));
+}
+
 bool Trainer::EvaluationAfter(int64_t step) const {
   if (!eval_dataset_) return false;
   return step % (length_.steps_per_epoch * spec_.eval().every_epochs()) == 0 || step == length_.total_steps;
@@ -451,6 +492,7 @@ bool Trainer::EvaluationAfter(int64_t step) const {
 absl::Status Trainer::EvaluateBatch(Loader* loader, DoublePair* sum) {
   ASSIGN_OR_RETURN(const MicroBatch batch, loader->Next());
   ASSIGN_OR_RETURN(const Step::LossSum here, step_->Evaluate(batch));
+  if (here.not_finite_visit.has_value()) return eval_dataset_->NotFinite(*here.not_finite_visit);
   sum->first += here.numerator;
   sum->second += here.weight;
   return absl::OkStatus();
@@ -527,14 +569,13 @@ void Trainer::DrawPictures() {
     const int rows = spec_.step().batch_per_rank();
     MicroBatch batch;
     batch.real = int32_t(std::min<int64_t>({geometry_->dims == 3 ? 1 : kPictureSamples, rows, data.count()}));
-    int64_t elements = spec_.model().in_chans();
-    for (const int64_t extent : geometry_->input_size) elements *= extent;
-    std::vector<float> x(size_t(rows * elements), 0.0f);
+    const int64_t row_bytes = data.row_format().rules.samples > 0 ? data.row_format().row_bytes() : RowFormat::Plain(*geometry_).row_bytes();
+    std::vector<std::byte> x(size_t(rows * row_bytes));
     std::vector<int64_t> labels(size_t(rows), -1);
     std::vector<uint64_t> ids(size_t(rows), 0);
     for (int64_t row = 0; row < batch.real; ++row) {
       ids[size_t(row)] = uint64_t(row);
-      RETURN_IF_ERROR(data.Read({uint64_t(row), uint64_t(row), spec_.seed(), 0, /*augment=*/false}, x.data() + row * elements));
+      RETURN_IF_ERROR(data.ReadRow({uint64_t(row), uint64_t(row), spec_.seed(), 0, /*augment=*/false}, x.data() + row * row_bytes));
     }
     batch.x_BCS = x.data();
     batch.labels_B = labels.data();
@@ -563,9 +604,17 @@ void Trainer::DrawPictures() {
   if (const absl::Status drawn = draw(); !drawn.ok()) spdlog::warn("no pictures of step {}: {}", done_, std::string(drawn.message()));
 }
 
+// Rank 0 saves; the others give what they alone hold.
+bool Trainer::TakesPartInSaving() const { return options_.rank == 0 || step_->shared_state(); }
+
 absl::Status Trainer::SaveIfDue() {
-  const bool retry = save_failures_ > 0 && Now() >= retry_save_at_;
-  const bool due = checkpoint_agreed_ || (save_failures_ == 0 && given_ % spec_.checkpoint().every_steps() == 0);
+  const bool all = step_->shared_state();
+  bool retry = save_failures_ > 0 && Now() >= retry_save_at_;
+  if (all && retry) {   // the others hear of it as of any wish of rank 0
+    save_asked_ = save_asked_ || (!writing_.valid() && !snapshot_.has_value());
+    retry = false;
+  }
+  const bool due = checkpoint_agreed_ || ((all || save_failures_ == 0) && given_ % spec_.checkpoint().every_steps() == 0);
   if (!due && !retry) return absl::OkStatus();
   checkpoint_agreed_ = snapshot_.has_value();   // the one before still waits for its results: after the next step, then
   if (checkpoint_agreed_) return absl::OkStatus();
@@ -577,10 +626,8 @@ absl::Status Trainer::SaveIfDue() {
 }
 
 absl::Status Trainer::TakeSnapshot(bool retain) {
-  if (saved_ == given_) return absl::OkStatus();
   const v1::Phase before = phase_;
   Phase(v1::PHASE_CHECKPOINTING);
-  HIERAD_FAILPOINT("worker.save");
   Activity(absl::StrCat("the checkpoint of step ", given_));
   Saving saving{given_, retain, Now(), nullptr, {}};
   saving.contents.statistics = statistics_;
@@ -588,6 +635,7 @@ absl::Status Trainer::TakeSnapshot(bool retain) {
   saving.contents.has_best = has_best_;
   saving.contents.best_eval_loss = best_eval_loss_;
   auto snapshot = step_->Snapshot();
+  HIERAD_FAILPOINT("worker.save");   // after what the others wait for
   if (snapshot.ok()) {
     saving.snapshot = *std::move(snapshot);
     snapshot_ = std::move(saving);
@@ -650,10 +698,13 @@ absl::Status Trainer::TakeWritten(const absl::StatusOr<v1::CheckpointInfo>& writ
 absl::Status Trainer::SaveNow(bool halted) {
   if (writing_.valid()) (void)TakeWritten(writing_.get());
   snapshot_.reset();
-  if (saved_ == done_) return absl::OkStatus();
+  bool needed = saved_ != done_;
+  if (step_->shared_state()) RETURN_IF_ERROR(communicator_->BroadcastHost(&needed, sizeof needed, 0));
+  if (!needed) return absl::OkStatus();
   const v1::Phase before = phase_;
   Phase(v1::PHASE_CHECKPOINTING);
   absl::Status status = TakeSnapshot(/*retain=*/!halted);
+  if (options_.rank != 0) snapshot_.reset();
   if (status.ok() && snapshot_.has_value()) {
     snapshot_->step = done_;
     snapshot_->forget_nan = halted;
@@ -669,14 +720,19 @@ absl::Status Trainer::SaveNow(bool halted) {
 absl::Status Trainer::Finish() {
   HIERAD_FAILPOINT("worker.finish");
   const auto finish = [this]() -> absl::Status {
-    if (options_.rank != 0) return absl::OkStatus();
+    if (!TakesPartInSaving()) return absl::OkStatus();
     if (events_) Events(events_->Flush());
-    absl::Status status = SaveNow(/*halted=*/false);
+    const auto save = [this] {
+      const absl::Status saved = SaveNow(/*halted=*/false);
+      return step_->shared_state() ? Agree(communicator_.get(), saved) : saved;
+    };
+    absl::Status status = save();
     // Once more: this one is not made again at a later step.
-    if (!status.ok() && ReasonOf(status) == v1::REASON_CHECKPOINT) status = SaveNow(/*halted=*/false);
+    if (!status.ok() && ReasonOf(status) == v1::REASON_CHECKPOINT) status = save();
     RETURN_IF_ERROR(status);
     if (done_ < length_.total_steps) return absl::OkStatus();
     ASSIGN_OR_RETURN(const TrainState state, step_->Save());
+    if (options_.rank != 0) return absl::OkStatus();
     ASSIGN_OR_RETURN(const std::string path, ExportModel(options_.run_folder, state, table_, spec_));
     spdlog::info("exported {}", Printable(path));
     return absl::OkStatus();

@@ -96,6 +96,7 @@ class Trainer {
   StepSignals Signals();
   absl::Status HearRankZero();
   absl::Status CheckNumerics(const StepResult& result, double lr);
+  absl::Status NameNotFinite(const StepResult& result);
   absl::Status VerifyRanks();
   // True: abandoned, because a stop is wanted.
   absl::StatusOr<bool> Evaluate();
@@ -106,6 +107,7 @@ class Trainer {
   bool PicturesDue() const;
   void DrawPictures();
   // A checkpoint: a snapshot between two steps, and once the results up to it are in metrics.jsonl, a thread that writes it.
+  bool TakesPartInSaving() const;
   absl::Status SaveIfDue();
   absl::Status TakeSnapshot(bool retain);
   std::function<absl::StatusOr<v1::CheckpointInfo>()> WritingOfSnapshot();
@@ -115,6 +117,7 @@ class Trainer {
   absl::Status Finish();
   TrainEnd Stopped() const;
 
+  std::string WaitingIn() const;   // the collective; any thread
   bool StopWanted() const;
   bool EvaluationAfter(int64_t step) const;
   void Phase(v1::Phase phase);
@@ -177,6 +180,7 @@ class Trainer {
   double samples_per_s_ = 0;
   std::deque<std::pair<std::chrono::nanoseconds, int64_t>> speed_;   // (end of step, samples)
 
+  std::atomic<bool> given_up_{false};   // the watch's thread ends the process
   std::atomic<int64_t> watched_step_{0};
   std::unique_ptr<StepWatch> watch_;   // CUDA
 
@@ -188,7 +192,7 @@ class Trainer {
     CheckpointContents contents;       // but for the state
     bool forget_nan = false;
   };
-  std::optional<Saving> snapshot_;     // its results are still to come
+  std::optional<Saving> snapshot_;     // its results are still to come; on other ranks than 0 only that one was given
   int64_t writing_step_ = 0;
   std::chrono::nanoseconds writing_began_{0};
   // Last: its end waits for the thread, which uses the members above.

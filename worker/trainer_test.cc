@@ -6,12 +6,15 @@
 #include <cmath>
 #include <csignal>
 #include <cstdlib>
+#include <cstring>
 #include <fcntl.h>
 #include <fstream>
+#include <limits>
 #include <string>
 #include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
+#include <utility>
 #include <vector>
 
 #include <spdlog/spdlog.h>
@@ -33,6 +36,7 @@ using ::testing::AllOf;
 using ::testing::Contains;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
+using ::testing::StartsWith;
 
 // 41 samples, 2 ranks x 4: 6 steps an epoch, the last one short; 3 epochs.
 constexpr char kJob[] = R"(
@@ -53,6 +57,7 @@ class Trainers : public ::testing::Test {
   struct Attempt {
     std::function<void(FakeSession*, int rank)> prepare = [](FakeSession*, int) {};
     FakeStep::Faults faults;
+    bool fused = false;   // the planned step itself instead of a fake one
     std::function<void(TrainerOptions*)> change = [](TrainerOptions*) {};
     CheckpointFolder::StageHook stage;   // of rank 0's checkpoints
     // Sees the session at the end; what it returns follows the reason and message.
@@ -133,9 +138,17 @@ class Trainers : public ::testing::Test {
     TrainerParts parts;
     parts.folder_timeout = std::chrono::milliseconds(200);
     parts.checkpoint_stage = attempt.stage;
-    parts.make_step = [&](const StepOptions& o, const Geometry& g, const ParameterTable& t, Communicator* c) {
-      return absl::StatusOr<std::unique_ptr<Step>>(std::make_unique<FakeStep>(o, g, t, c, attempt.faults));
-    };
+    if (attempt.fused) {
+      parts.make_step = [](const StepOptions& o, const Geometry&, const ParameterTable& t, Communicator* c) {
+        StepOptions many = o;
+        many.bucket_elements = 100;
+        return MakeFusedCpuStep(many, t, c);
+      };
+    } else {
+      parts.make_step = [&](const StepOptions& o, const Geometry& g, const ParameterTable& t, Communicator* c) {
+        return absl::StatusOr<std::unique_ptr<Step>>(std::make_unique<FakeStep>(o, g, t, c, attempt.faults));
+      };
+    }
     Trainer trainer(options, parts, session);
     const TrainEnd end = trainer.Run();
     return v1::Reason_Name(end.reason) + " " + end.message + " " + attempt.look(*session);
@@ -274,6 +287,70 @@ TEST_F(Trainers, AStopThatOneRankHearsIsSavedAtOneStepByAll) {
   EXPECT_EQ(Lines(folder_), Lines(undisturbed));
   // Once more: there is nothing left to do.
   EXPECT_THAT(Run(2, rest, folder_)[0], HasSubstr("completed 18 steps"));
+}
+
+// step.shard_optimizer: every checkpoint, the failed and the last ones too, is made by all ranks at one step.
+TEST_F(Trainers, AStateThatRanksShareIsSavedByAllAtOneStep) {
+  for (const int behind : {0, 1}) {
+    const std::string undisturbed = NewFolder(), paused = NewFolder(), failing = NewFolder(), halted = NewFolder(), alone = NewFolder();
+    Attempt plain;
+    plain.faults.records_behind = behind;
+    ASSERT_THAT(Run(2, plain, undisturbed)[0], HasSubstr("COMPLETED"));
+    Attempt shared = plain;
+    shared.faults.shared = true;
+    Attempt pause = shared;
+    pause.prepare = [](FakeSession* session, int rank) {
+      session->on_step = [rank](FakeSession* s, int64_t step) {
+        if (rank == 1 && step == 6) s->wanted = Session::Want::kPause;
+        if (rank == 0 && step == 2) s->request = 1;
+      };
+    };
+    for (const std::string& end : Run(2, pause, paused)) EXPECT_THAT(end, HasSubstr("REASON_PREEMPTED stopped after step"));
+    for (const std::string& end : Run(2, shared, paused)) EXPECT_THAT(end, HasSubstr("completed 18 steps"));
+    EXPECT_EQ(Weights(paused), Weights(undisturbed));
+    EXPECT_EQ(Lines(paused), Lines(undisturbed));
+    // A checkpoint that cannot be written: the next ones are made, and the last.
+    Attempt fails = shared;
+    bool removed = false;
+    fails.stage = [&](const char*) {
+      if (!std::exchange(removed, true)) (void)RemoveTree(failing + "/checkpoints");   // from under the writer
+    };
+    for (const std::string& end : Run(2, fails, failing)) EXPECT_THAT(end, HasSubstr("completed 18 steps"));
+    EXPECT_EQ(Weights(failing), Weights(undisturbed));
+    EXPECT_THAT(Saved(failing), Contains(CheckpointName(18)));
+    // Steps that are not finite end the run on all ranks, with a checkpoint.
+    for (const auto& [folder, base] : {std::pair{halted, shared}, std::pair{alone, plain}}) {
+      Attempt nan = base;
+      nan.faults.non_finite = [](int64_t step) { return step >= 9; };
+      for (const std::string& end : Run(2, nan, folder)) EXPECT_THAT(end, HasSubstr("REASON_NUMERICS"));
+    }
+    EXPECT_EQ(Saved(halted), Saved(alone));
+  }
+}
+
+TEST_F(Trainers, AShardedRunResumesExactlyAndIsAWholeOnes) {
+  Attempt whole;
+  whole.fused = true;
+  whole.change = [](TrainerOptions* options) { options->spec.mutable_optimizer()->set_clip_norm(0); };
+  const std::string undisturbed = NewFolder();
+  for (const std::string& end : Run(3, whole, undisturbed)) ASSERT_THAT(end, HasSubstr("COMPLETED"));
+  Attempt sharded = whole;
+  sharded.change = [&](TrainerOptions* options) {
+    whole.change(options);
+    options->spec.mutable_step()->set_mode("fused");
+    options->spec.mutable_step()->set_shard_optimizer(true);
+  };
+  Attempt killed = sharded;
+  const std::string folder = folder_;
+  killed.prepare = [folder](FakeSession* session, int rank) {
+    session->on_step = [folder, rank](FakeSession*, int64_t step) {
+      if (step == 6 && rank == 0) AwaitCheckpoint(folder, 4), kill(getpid(), SIGKILL);
+    };
+  };
+  EXPECT_THAT(Run(3, killed, folder_), Contains("killed"));
+  EXPECT_THAT(Saved(folder_), Contains(CheckpointName(4)));
+  for (const std::string& end : Run(3, sharded, folder_)) EXPECT_THAT(end, HasSubstr("COMPLETED"));
+  EXPECT_EQ(Weights(folder_), Weights(undisturbed));
 }
 
 TEST_F(Trainers, SignalsAndCancellation) {
@@ -420,7 +497,7 @@ TEST_F(Trainers, SkippedSamplesWeighNothing) {
   };
   attempt.look = [](const FakeSession& s) { return absl::StrCat("skipped ", s.data.skipped_samples(), " samples ", s.metrics.empty() ? 0 : s.metrics[0].samples(), " loss ", s.metrics.empty() ? 0 : s.metrics[0].loss()); };
   const std::string two = Run(2, attempt, folder_)[0];
-  EXPECT_THAT(two, AllOf(HasSubstr("REASON_COMPLETED completed 1 steps"), HasSubstr(" samples 6 ")));
+  EXPECT_THAT(two, AllOf(HasSubstr("REASON_COMPLETED completed 1 steps; rank 0 left out 1 sample that could not be read"), HasSubstr(" samples 6 ")));
   attempt.change = [&, change = attempt.change](TrainerOptions* options) {
     change(options);
     options->spec.mutable_step()->set_batch_per_rank(8);
@@ -429,8 +506,69 @@ TEST_F(Trainers, SkippedSamplesWeighNothing) {
   EXPECT_THAT(one, HasSubstr("skipped 2 samples 6 "));
   const auto loss = [](const std::string& text) { return text.substr(text.find("loss")); };
   EXPECT_EQ(loss(one), loss(two));
+  EXPECT_THAT(one, HasSubstr("completed 1 steps; rank 0 left out 2 samples that could not be read"));
   path = data + "/lost.npy";
   EXPECT_THAT(Run(1, attempt, NewFolder())[0], AllOf(HasSubstr("REASON_DATA_ERROR"), HasSubstr("none of its 2 samples can be read")));
+}
+
+// Found where the sample is converted, told by the rank that has it to all.
+TEST_F(Trainers, ASampleThatIsNotFiniteIsNamedByAllRanks) {
+  const std::string data = folder_ + "/spoilt.npy";
+  WriteNpy(data, 24);
+  auto file = ReadFile(data, 1 << 20);
+  ASSERT_TRUE(file.ok());
+  const float missing = std::numeric_limits<float>::quiet_NaN();
+  std::memcpy(file->data() + 128 + (7 * 128 + 64 + 5) * sizeof(float), &missing, sizeof missing);   // sample 7, channel 1, point 5
+  ASSERT_TRUE(WriteFileAtomic(data, *file).ok());
+  Attempt attempt;
+  attempt.change = [&](TrainerOptions* options) {
+    options->spec.mutable_data()->set_source("npy");
+    options->spec.mutable_data()->set_path(data);
+  };
+  int first = 0;
+  for (const std::string& end : Run(2, attempt, NewFolder())) {
+    EXPECT_THAT(end, StartsWith("REASON_DATA_ERROR"));
+    EXPECT_THAT(end, HasSubstr("spoilt.npy, sample 7: value nan at channel 1, point 5"));
+    first += end.find("rank ") == std::string::npos;
+  }
+  EXPECT_EQ(first, 1) << "one rank has the sample itself";
+  attempt.change = [&](TrainerOptions* options) {
+    options->spec.mutable_data()->set_source("npy");
+    options->spec.mutable_data()->set_path(data);
+    options->spec.mutable_data()->set_on_error("skip");
+  };
+  EXPECT_THAT(Run(1, attempt, NewFolder())[0], StartsWith("REASON_COMPLETED"));
+}
+
+// Held-out rows of another type: both sets come as prepared numbers.
+TEST_F(Trainers, SetsOfTwoTypesAreEvaluatedAsOfOne) {
+  const auto array = [&](const char* name, const char* descr, int bytes) {
+    std::string header = absl::StrCat("{'descr': '", descr, "', 'fortran_order': False, 'shape': (8, 2, 64), }");
+    header.resize(117, ' ');
+    std::string file = std::string("\x93NUMPY\x01\x00\x76\x00", 10) + header + "\n";
+    for (int i = 0; i < 8 * 128; ++i) {
+      const auto byte = uint8_t(i * 7 % 251);
+      const float number = byte;
+      file.append(bytes == 1 ? reinterpret_cast<const char*>(&byte) : reinterpret_cast<const char*>(&number), size_t(bytes));
+    }
+    EXPECT_TRUE(WriteFileAtomic(folder_ + name, file).ok());
+    return folder_ + name;
+  };
+  const std::string bytes = array("/u8.npy", "|u1", 1), numbers = array("/f32.npy", "<f4", 4);
+  Attempt attempt;
+  std::vector<std::string> lines;
+  for (const std::string& training : {bytes, numbers}) {
+    attempt.change = [&](TrainerOptions* options) {
+      options->spec.mutable_data()->set_source("npy");
+      options->spec.mutable_data()->set_path(training);
+      options->spec.mutable_eval()->set_path(numbers);
+    };
+    const std::string folder = NewFolder();
+    EXPECT_THAT(Run(1, attempt, folder)[0], StartsWith("REASON_COMPLETED"));
+    lines.push_back(Lines(folder));
+  }
+  EXPECT_THAT(lines[0], HasSubstr("eval_loss"));
+  EXPECT_EQ(lines[0], lines[1]);
 }
 
 TEST_F(Trainers, NonFiniteStopsAtOnceWhereAsked) {

@@ -41,6 +41,9 @@ static_assert(std::atomic<bool>::is_always_lock_free);
 }  // namespace
 
 void SetUpWorkerProcess() {
+  // NCCL reads it once: buffers of a recorded step are not registered with it, which a process that dies may not undo. Now,
+  // while there is one thread.
+  setenv("NCCL_GRAPH_REGISTER", "0", /*overwrite=*/0);
   struct sigaction action{};
   action.sa_handler = [](int) { terminate_asked = true; };
   action.sa_flags = SA_RESTART;

@@ -15,23 +15,21 @@
 #include "absl/status/statusor.h"
 #include "base/plan/geometry.h"
 #include "base/plan/parameters.h"
+#include "base/plan/row_format.h"
 #include "base/plan/step_values.h"
 
 namespace hierad {
-
-enum class DType : uint8_t { kF64, kF32, kBF16, kF16, kI64, kI32, kI16, kU8 };
-int64_t SizeOf(DType dtype);
 
 // Each arena is one allocation whose address never changes during a run.
 enum class Arena : uint8_t {
   kMaster,        // parameters at Plan::parameter_offset: the order in which backward finishes their gradients
   kCompute,       // their copy in T (only where T differs from the master's type), same order
   kGradients,     // same order, so that a bucket of the all-reduce is a slice that is ready early
-  kMoments,       // exp_avg, then exp_avg_sq, then the average of the parameters where one is kept; same order
+  kMoments,       // exp_avg, then exp_avg_sq, then the average of the parameters where one is kept; same order. Sharded: Plan::ShardOf
   kActivations,   // lifetimes packed
   kStaging,       // two input slots filled by the copy stream, and the step's scalars
   kPersistent,    // what outlives a step: index tables, decay flags, update counter, metric record
-  kSnapshot,      // master, moments and record as they were after some step, for a checkpoint written while training goes on
+  kSnapshot,      // of rank 0: master, moments and record as they were after some step, for a checkpoint written while training goes on
   kRecords,       // the ring of records: host memory that the device writes, not counted among the device's bytes
 };
 inline constexpr int kNumArenas = 9;
@@ -55,11 +53,12 @@ struct TensorSpec {
 
 // --- Operations. Every field named like a tensor is a TensorId. --------------------------------------------------
 
-// From the staging slot that StepScalars names into static places: x_BCS = source * scale[c] + shift[c] (rows at and
-// beyond `real` become zero), visit ids, labels. source, source_ids, source_labels: [2 slots, B, ...].
+// From the staging slot that StepScalars names into static places, as RowRules say: x_BCS, visit ids, labels. source,
+// source_ids, source_labels: [2 slots, B, ...]. not_finite: as RowBatch's.
 struct ConvertInput {
-  TensorId scalars, source, source_ids, source_labels, scale, shift, x, visit_ids, labels;
-  int64_t batch, channels, samples;
+  TensorId scalars, source, source_ids, source_labels, scale, offset, x, visit_ids, labels, not_finite;
+  int64_t batch;
+  RowRules rules;
 };
 // Keeps the `kept` mask units with the least (word, index); Draw::kMask of (seed, epoch, visit id). keep_idx ascending.
 struct DrawMask { TensorId scalars, visit_ids, keep_mask, keep_idx; int64_t batch, mask_units, kept; };
@@ -70,6 +69,8 @@ struct PatchGather { TensorId x, keep_mask, keep_idx, unroll_order, rows; int64_
 // c[m, n] = op(a) op(b) (+ bias[n]) (+ c). a: [m, k] or, transposed, [k, m]; b: [k, n] or, transposed, [n, k]; row-major.
 // c's type is its tensor's; products accumulate in fp32 (fp64 for fp64).
 struct Gemm { TensorId a, b, c, bias; int64_t m, n, k; bool trans_a, trans_b, accumulate; };
+// h[m, n] = a b^T + bias, g = GELU (exact, erf form) of h as it is stored; a: [m, k], b: [n, k].
+struct GemmGelu { TensorId a, b, bias, h, g; int64_t m, n, k; };
 // x[b, n] = y[b, n] + position of token n. Separate embedding: spatial[s] + temporal[t].
 struct AddPosition { TensorId y, position, position_temporal, keep_idx, unroll_order, x; int64_t batch, tokens, dim; };
 // eps 1e-6; mean and rstd per row are kept for backward.
@@ -84,8 +85,6 @@ struct MaxPool { TensorId y, base, argmax; int64_t batch, tokens_out, dim, q_str
 struct Residual { TensorId scalars, base, y, out, visit_ids; int64_t batch, tokens, dim; double rate; int block, which; };
 // A residual and the norm of its sum, in one pass: residual.out == norm.x.
 struct ResidualNorm { Residual residual; LayerNorm norm; };
-// Exact (erf) form.
-struct Gelu { TensorId h, g; int64_t size; };
 // Stage output in unrolled order -> rows in the spatial order of the final mask unit, ready for a convolution whose kernel
 // equals its stride: rows[b, j, f, c, p] = x[b, order[f * taps + p] * kept + j, c]. taps 1: the identity head.
 struct FusionGather { TensorId x, order, rows; int64_t batch, kept, finals, taps, dim; };
@@ -95,12 +94,15 @@ struct DecoderAssemble {
   TensorId y, mask_token, position, keep_mask, keep_idx, order, x;
   int64_t batch, mask_units, kept, finals, dim;
 };
-// label[b, token, e] = x[b, label_index[token, e]] (FAIR's order for 2-D and 3-D, ours for 1-D), normalised by mean and
-// unbiased variance + 1e-6 if asked. Masked tokens of real samples: partials[b] (+)= sum of (pred - label)^2, dpred =
-// 2 (pred - label) loss_weight; elsewhere dpred = 0, and samples that are not real give 0. The loss selects, it does not multiply by the mask.
+// Only removed mask units count in the loss: behind the last attention the decoder goes on with their tokens alone.
+// rows[b, r * finals + f] = x[b, order[unit * finals + f]], unit the r-th removed one of the sample; both of one type.
+struct TakeMasked { TensorId x, keep_mask, order, rows; int64_t batch, mask_units, kept, finals, dim; };
+// Rows as TakeMasked gives them. label[token, e] = x[b, label_index[token, e]] (FAIR's order for 2-D and 3-D, ours for 1-D),
+// normalised by mean and unbiased variance + 1e-6 if asked. Real samples: partials[b] (+)= sum of (pred - label)^2, dpred =
+// 2 (pred - label) loss_weight; samples that are not real give 0.
 struct MaeLoss {
   TensorId scalars, pred, x, keep_mask, order, label_index, dpred, partials;
-  int64_t batch, mask_units, finals, pred_dim, sample_size;
+  int64_t batch, mask_units, kept, finals, pred_dim, sample_size;
   bool norm_target, accumulate;
 };
 struct MeanTokens { TensorId x, y; int64_t batch, tokens, dim; };
@@ -131,11 +133,13 @@ struct AttentionBackward { TensorId qkv, o, d_o, lse, argmax, dqkv, scratch; int
 struct MaxPoolBackward { TensorId dbase, argmax, dy; int64_t batch, tokens_out, dim, q_stride; };
 // dy = s_b * dout in T.
 struct ResidualBackward { TensorId scalars, dout, dy, visit_ids; int64_t batch, tokens, dim; double rate; int block, which; };
-// dh = dg * gelu'(h); g = gelu(h) again, so that the forward pass need not keep it for fc2's weight gradient. Parts
-// of the sum over rows of dh: fc1's bias gradient.
-struct GeluBackward { TensorId h, dg, dh, g, dh_parts; int64_t rows, cols, num_parts; };
+// dh[m, n] = (a b) * gelu'(h), a: [m, k], b: [k, n]; g = gelu(h) again, so that the forward pass need not keep it for fc2's
+// weight gradient. Parts of the sum over rows of dh, kGeluPartRows each: fc1's bias gradient.
+struct GemmGeluBackward { TensorId a, b, h, dh, g, dh_parts; int64_t m, n, k, num_parts; };
 // dx (+)= the gather's transpose.
 struct FusionGatherBackward { TensorId drows, order, dx; int64_t batch, kept, finals, taps, dim; bool accumulate; };
+// TakeMasked's transpose: x is zero at visible tokens.
+struct PutMasked { TensorId rows, keep_mask, order, x; int64_t batch, mask_units, kept, finals, dim; };
 // dy of visible tokens, gradients of the mask token (over removed ones) and of the position (over all), in fixed order.
 struct DecoderAssembleBackward {
   TensorId dx, keep_mask, keep_idx, order, dy, dmask_token, dposition, scratch;
@@ -153,34 +157,54 @@ struct MeanTokensBackward { TensorId dy, dx; int64_t batch, tokens, dim; };
 struct DropoutBackward { TensorId scalars, dy, dx, visit_ids; int64_t batch, dim; double rate; };
 
 // Behind the gradients, for all ranks: sum of loss_partials as two floats (the high one of 12 bits, so that its sum over
-// ranks is exact), and this rank's signals.
-struct PackTail { TensorId scalars, loss_partials, tail; int64_t batch; };
+// ranks is exact), this rank's signals, and whether its input was finite.
+struct PackTail { TensorId scalars, loss_partials, not_finite, tail; int64_t batch; };
+// A collective says in `progress`, a CollectiveProgress in the host's memory, when it is entered and when it is over;
+// `number` counts the plan's collectives from 1.
+struct Announced { TensorId scalars, progress; int number; };
 // Sums a slice of the gradients, and the tail with the last one (else kNone), over all ranks; the same bits on every rank.
 // staging: the slice in bf16, the type in which it is summed (kNone: summed as it is; the tail always is).
-struct ReduceBucket { TensorId slice, tail, staging; int64_t size; int index; };
+// Sharded: only this rank's part of the sums, `own`, is made. Its sum of squares goes to place rank * buckets + index of
+// `sums` (through `partials`), and the last bucket gathers those of all ranks there.
+struct ReduceBucket {
+  TensorId slice, tail, staging;
+  int64_t size;
+  int index;
+  Announced announced;
+  TensorId own = kNone, partials = kNone, sums = kNone;
+};
+// Sharded: each rank's part of a slice of the parameters to all ranks.
+struct GatherBucket { TensorId slice; int64_t size; int index; Announced announced; };
+// Sharded: the moments of all ranks behind one another into rank 0's snapshot (kNone on the others), after the parameters.
+struct GatherMoments { TensorId moments, snapshot; int64_t bytes; Announced announced; };
+// all[rank, ...] = own[...] of every rank, `size` elements each.
+struct GatherMatrices { TensorId own, all; int64_t size; Announced announced; };
 // loss_partials: the numerator of all ranks, then zeros; signals of all ranks into the record.
 struct UnpackTail { TensorId tail, loss_partials, record; int64_t batch; };
 
 // Books the device's time since the last mark under `phase` (StepRecord); nothing where StepScalars says evaluation.
 struct Mark { TensorId scalars, record; StepPhase phase; };
-// Copies the record into the ring's next slot, its number last, and sets the booked times back to 0.
-struct PublishRecord { TensorId record, ring; };
-// master, moments, record one behind the other into the snapshot.
+// Copies the record, not_finite with it, into the ring's next slot, its number last; sets the booked times and not_finite back to 0.
+struct PublishRecord { TensorId record, not_finite, ring; };
+// master, moments, record one behind the other into the snapshot. moments kNone: they come by a GatherMoments.
 struct SnapshotState { TensorId master, moments, record, snapshot; };
 
 // Global L2 norm of the flat gradients in fixed order; loss = loss_weight * sum of loss_partials; both into the record,
 // with the verdict whether the step is skipped (either one not finite, or the run halted) and the counters that follow
-// from it. own_signals: the record's signals are this rank's.
+// from it. own_signals: the record's signals are this rank's. gradients kNone (sharded): partials holds the sums of squares
+// already, `size` of them.
 struct GradientNorm { TensorId scalars, gradients, partials, loss_partials, record; int64_t size, batch; bool own_signals; };
 // Muon, in the form of torch.optim.Muon with adjust_lr_fn match_rms_adamw, for `count` matrices [rows, cols] of one shape at
 // the places (elements, i64) in the flat buffers. The first half of `moments` is its momentum.
 //   m += (1 - momentum) (g - m), g the clipped gradient; u = m, or with nesterov g + momentum (m - g)
 //   x = u / max(|u|, 1e-7) in T, transposed where rows > cols; scratch: parts of |u|^2
+// Several ranks: m of all matrices, x of the `own` matrices from `first` on, whose products this rank makes.
 struct MuonMomentum {
   TensorId record, gradients, moments, places, x, scratch;
   int64_t count, rows, cols;
   double momentum, clip_norm;
   bool nesterov;
+  int64_t first, own;
 };
 // d = alpha a op(b) + beta c of `count` products of one shape, row-major, contiguous: Newton-Schulz.
 struct BatchedGemm { TensorId a, b, c, d; int64_t count, m, n, k; bool trans_b; double alpha, beta; };
@@ -202,14 +226,15 @@ struct AdamW {
   TensorId scalars, master, gradients, moments, decay, scale, compute, record;
   int64_t size;
   double beta1, beta2, eps, weight_decay, clip_norm;
+  int64_t first = 0;   // sharded: the element of the flat arenas at which master and gradients begin; decay and scale are whole
 };
 
-using OpArgs = std::variant<ConvertInput, DrawMask, PatchGather, Gemm, AddPosition, LayerNorm, Attention, MaxPool, Residual, ResidualNorm, Gelu,
-                            FusionGather, DecoderAssemble, MaeLoss, MeanTokens, Dropout, CrossEntropy, Cast, ColumnSum,
-                            SumParts, LayerNormBackward, AttentionBackward, MaxPoolBackward, ResidualBackward, GeluBackward,
-                            FusionGatherBackward, DecoderAssembleBackward, AddPositionBackward, MeanTokensBackward,
-                            DropoutBackward, PackTail, ReduceBucket, UnpackTail, Mark, PublishRecord, SnapshotState, GradientNorm,
-                            MuonMomentum, BatchedGemm, MuonUpdate, AverageWeights, AdamW>;
+using OpArgs = std::variant<ConvertInput, DrawMask, PatchGather, Gemm, GemmGelu, AddPosition, LayerNorm, Attention, MaxPool, Residual, ResidualNorm,
+                            FusionGather, DecoderAssemble, TakeMasked, MaeLoss, MeanTokens, Dropout, CrossEntropy, Cast, ColumnSum,
+                            SumParts, LayerNormBackward, AttentionBackward, MaxPoolBackward, ResidualBackward, GemmGeluBackward,
+                            FusionGatherBackward, PutMasked, DecoderAssembleBackward, AddPositionBackward, MeanTokensBackward,
+                            DropoutBackward, PackTail, ReduceBucket, GatherBucket, GatherMoments, GatherMatrices, UnpackTail, Mark,
+                            PublishRecord, SnapshotState, GradientNorm, MuonMomentum, BatchedGemm, MuonUpdate, AverageWeights, AdamW>;
 
 struct Op {
   OpArgs args;
@@ -227,12 +252,13 @@ enum class ComputeType : uint8_t { kF64, kF32, kBF16 };
 
 struct PlanOptions {
   ComputeType compute = ComputeType::kF32;
-  DType source = DType::kF32;      // type of the input as it arrives
+  RowFormat rows;                  // of the input as it arrives; nothing: fp32, as it is
   // The encoder alone, nothing masked, no backward: Plan::encoded is what Step::Features averages over tokens. Parameters
   // lie in the table's order; the arenas of gradients and moments are empty.
   bool features = false;
   // Index tables stay empty: for who asks what a step takes, and shall not take it himself.
   bool sizes_only = false;
+  int64_t rank = 0;                // whose plan; rank 0's has the snapshot
   int64_t bucket_elements = int64_t{8} << 20;   // Plan::buckets
 };
 
@@ -256,6 +282,8 @@ struct Plan {
   int64_t batch = 0;                       // batch_per_rank
   int64_t ranks = 1;
   bool reduce_bf16 = false;                // step.reduce_dtype
+  bool sharded = false;                    // step.shard_optimizer, where there are several ranks
+  int num_collectives = 0;                 // Announced::number goes so far
   int num_moments = 2;                     // flat buffers in kMoments
   bool accumulate = false;                 // gradients add to what is there: the executor clears them before a step
   std::vector<int64_t> parameter_offset;   // elements in the flat arenas, by index in the table
@@ -272,10 +300,19 @@ struct Plan {
   TensorId source = kNone, source_ids = kNone, source_labels = kNone, scalars = kNone, record = kNone, ring = kNone;
   TensorId master = kNone, gradients = kNone, moments = kNone, compute = kNone;   // whole flat buffers
   TensorId tail = kNone;    // behind the gradients, where there are several ranks
-  TensorId saved = kNone;   // the snapshot
+  TensorId saved = kNone;   // the snapshot: rank 0
+  TensorId not_finite = kNone;   // of a step's input, until its record is published
+  TensorId progress = kNone;   // CollectiveProgress, where there are several ranks
   TensorId x = kNone, visit_ids = kNone, labels = kNone, keep_mask = kNone, keep_idx = kNone;
   TensorId pred = kNone, encoded = kNone, loss_partials = kNone;   // classify: pred holds the logits
 
+  // Sharded: what rank `rank` updates of a bucket (buckets are multiples of ranks * kParameterAlign then), in elements: its
+  // place in the flat arenas, and that of its moments, `num_moments` buffers behind one another, in kMoments.
+  struct Shard { int64_t first, size, moments; };
+  Shard ShardOf(const Bucket& bucket, int64_t rank) const {
+    const int64_t size = bucket.size / ranks;
+    return {bucket.offset + rank * size, size, num_moments * (bucket.offset / ranks)};
+  }
   int64_t TotalBytes() const;   // of the device
   TensorId Find(const std::string& name) const;   // kNone: unknown
 

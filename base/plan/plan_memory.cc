@@ -41,6 +41,10 @@ void OrderParameters(Plan* plan) {
     bucket.size = plan->flat_size - bucket.offset;
     bucket.ready = when(p);
     if (bucket.size < plan->options.bucket_elements && p != order.back()) continue;
+    if (plan->sharded) {   // so that every rank's part is as large
+      bucket.size = RoundUp(bucket.size, plan->ranks * kParameterAlign);
+      plan->flat_size = bucket.offset + bucket.size;
+    }
     if (!plan->options.features) plan->buckets.push_back(bucket);
     bucket.offset = plan->flat_size;
   }
@@ -63,7 +67,7 @@ void PlaceParameters(Plan* plan) {
     if (id == plan->tail) continue;
     if (t.arena != Arena::kMaster && t.arena != Arena::kGradients && t.arena != Arena::kCompute && t.arena != Arena::kMoments) continue;
     if (std::find(std::begin(whole), std::end(whole), id) != std::end(whole)) {
-      t.shape = {t.arena == Arena::kMoments ? plan->num_moments * plan->flat_size : plan->flat_size};
+      t.shape = {t.arena == Arena::kMoments ? plan->num_moments * plan->flat_size / (plan->sharded ? plan->ranks : 1) : plan->flat_size};
       t.bytes = t.shape[0] * SizeOf(t.dtype);
       const int64_t tail = t.arena == Arena::kGradients ? kGradientTail : 0;
       plan->arena_bytes[int(t.arena)] = t.bytes + tail * SizeOf(t.dtype);
@@ -74,60 +78,29 @@ void PlaceParameters(Plan* plan) {
   }
 }
 
-// Master, moments and record behind one another.
+// Tables with a value per kParameterAlign elements: padding counts.
+void SizeUpdateTables(Plan* plan) {
+  for (const char* name : {"decay", "rate factors"}) {
+    const TensorId id = plan->Find(name);
+    if (id == kNone) continue;
+    TensorSpec& t = plan->tensors[id];
+    t.shape = {plan->flat_size / kParameterAlign};
+    t.bytes = t.shape[0] * SizeOf(t.dtype);
+  }
+  for (Op& op : plan->snapshot) {
+    if (auto* gather = std::get_if<GatherMoments>(&op.args)) gather->bytes = plan->tensors[plan->moments].bytes;
+  }
+}
+
+// Master, moments of all ranks and record behind one another.
 void PlaceSnapshot(Plan* plan) {
   if (plan->saved == kNone) return;
   TensorSpec& t = plan->tensors[plan->saved];
-  for (TensorId id : {plan->master, plan->moments, plan->record}) t.bytes += plan->tensors[id].bytes;
+  for (TensorId id : {plan->master, plan->moments, plan->record}) {
+    t.bytes += plan->tensors[id].bytes * (id == plan->moments && plan->sharded ? plan->ranks : 1);
+  }
   t.shape = {t.bytes};
   plan->arena_bytes[int(Arena::kSnapshot)] = t.bytes;
-}
-
-Op ReductionOf(OpArgs args, std::string name) {
-  Op op;
-  op.args = std::move(args);
-  op.name = std::move(name);
-  op.part = Part::kCommunication;
-  op.backward = op.reduces = true;
-  return op;
-}
-
-// Each bucket is summed over the ranks as soon as backward has finished it; the last one, and with it the tail, at the end.
-void AddReductions(Plan* plan) {
-  if (plan->ranks == 1 || plan->options.features) return;
-  const DType real = plan->tensors[plan->gradients].dtype;
-  auto add = [&](std::string name, std::vector<int64_t> shape, DType dtype, Arena arena, int64_t offset) {
-    plan->tensors.push_back({std::move(name), shape, dtype, arena, offset, shape[0] * SizeOf(dtype)});
-    return TensorId(plan->tensors.size()) - 1;
-  };
-  int64_t largest = 0;
-  for (const Bucket& bucket : plan->buckets) largest = std::max(largest, bucket.size);
-  const TensorId staging = plan->reduce_bf16 ? add("reduce staging", {largest}, DType::kBF16, Arena::kPersistent, 0) : kNone;
-  std::vector<Op> ops;
-  auto reduce = [&](size_t b) {
-    Bucket& bucket = plan->buckets[b];
-    const bool last = b + 1 == plan->buckets.size();
-    const TensorId slice = add(absl::StrCat("bucket.", b), {bucket.size}, real, Arena::kGradients, bucket.offset * SizeOf(real));
-    const TensorId tail = last ? plan->tail : kNone;
-    bucket.ready = int(ops.size()) - 1;
-    if (last) {
-      Op pack = ReductionOf(PackTail{plan->scalars, plan->loss_partials, tail, plan->batch}, "pack tail");
-      pack.reads = {plan->scalars, plan->loss_partials};
-      pack.writes = {tail};
-      ops.push_back(std::move(pack));
-    }
-    ops.push_back(ReductionOf(ReduceBucket{slice, tail, staging, bucket.size, int(b)}, absl::StrCat("all-reduce ", b)));
-    std::vector<TensorId> operands{slice};
-    for (TensorId id : {tail, staging}) if (id != kNone) operands.push_back(id);
-    ops.back().reads = ops.back().writes = std::move(operands);
-  };
-  size_t next = 0;
-  for (size_t i = 0; i < plan->forward_backward.size(); ++i) {
-    ops.push_back(std::move(plan->forward_backward[i]));
-    for (; next + 1 < plan->buckets.size() && plan->buckets[next].ready == int(i); ++next) reduce(next);
-  }
-  reduce(next);
-  plan->forward_backward = std::move(ops);
 }
 
 // First fit by falling size: each tensor goes to the lowest gap left by those already placed whose lifetime meets its own.
@@ -203,8 +176,10 @@ void CountBytes(Plan* plan) {
 void PlaceTensors(Plan* plan) {
   OrderParameters(plan);
   PlaceParameters(plan);
+  SizeUpdateTables(plan);
   PlaceSnapshot(plan);
   AddReductions(plan);
+  NumberCollectives(plan);
   PlaceActivations(plan);
   PlaceInARow(plan, Arena::kStaging);
   PlaceInARow(plan, Arena::kPersistent);

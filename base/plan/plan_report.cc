@@ -8,6 +8,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
+#include "base/job_validate.h"
 #include "base/status.h"
 #include "nlohmann/json.hpp"
 
@@ -59,7 +60,11 @@ const char* NameOf(Part part) {
 
 absl::StatusOr<Plan> MakePlan(v1::JobSpec spec, int64_t batch) {
   spec.mutable_step()->set_batch_per_rank(int32_t(batch));
-  return Plan::Make(spec, {.compute = spec.step().precision() == "bf16" ? ComputeType::kBF16 : ComputeType::kF32, .sizes_only = true});
+  PlanOptions options{.compute = spec.step().precision() == "bf16" ? ComputeType::kBF16 : ComputeType::kF32, .sizes_only = true};
+  ASSIGN_OR_RETURN(const Geometry geometry, Geometry::From(spec.model()));
+  options.rows = RowFormat::Plain(geometry);
+  options.rows.type = WidestRows(spec.data());
+  return Plan::Make(spec, options);
 }
 
 // What autograd keeps: everything forward makes, nothing packed; what backward makes lives as in the plan, beside flat
@@ -184,10 +189,33 @@ void Account(const Plan& plan, const Card& card, double flop_rate, PlanReport* r
   }
 }
 
+// By rings: a reduction in parts, and a gathering, send (ranks - 1) / ranks of the bytes; an all-reduce both.
+void CountCommunication(const Plan& plan, PlanReport* report) {
+  const double share = double(plan.ranks - 1) / double(plan.ranks);
+  double reduced = 0, gathered = 0;
+  for (const Op& op : plan.forward_backward) {
+    if (const auto* bucket = std::get_if<ReduceBucket>(&op.args)) {
+      const DType dtype = plan.tensors[bucket->staging == kNone ? bucket->slice : bucket->staging].dtype;
+      reduced += (plan.sharded ? 1 : 2) * share * double(bucket->size * SizeOf(dtype));
+      if (bucket->tail != kNone) reduced += 2 * share * double(plan.tensors[bucket->tail].bytes);
+    }
+  }
+  for (const Op& op : plan.update) {
+    if (const auto* bucket = std::get_if<GatherBucket>(&op.args)) gathered += share * double(plan.tensors[bucket->slice].bytes);
+    if (const auto* matrices = std::get_if<GatherMatrices>(&op.args)) gathered += share * double(plan.tensors[matrices->all].bytes);
+  }
+  report->communication_bytes = int64_t(reduced + gathered);
+  report->update_communication_bytes = int64_t(gathered);
+}
+
 // Of a step on a GPU, as docs/performance.md's rows take it.
 double PredictedMs(const PlanReport& report) {
   const double ms = kTimeOverFloor * report.floor_ms + kKernelMs * double(report.kernels_per_step);
-  const double unhidden = report.buckets > 0 ? report.communication_floor_ms / double(report.buckets) : 0;   // the last bucket
+  double unhidden = 0;   // the last bucket, and what follows backward
+  if (report.communication_bytes > 0) {
+    const double after = double(report.update_communication_bytes) / double(report.communication_bytes);
+    unhidden = report.communication_floor_ms * (after + (1 - after) / double(report.buckets));
+  }
   return (report.step_mode == "fused" ? 1 : kTorchOverFused) * ms + unhidden;
 }
 
@@ -231,7 +259,9 @@ absl::StatusOr<int64_t> LeastMemory(const v1::JobSpec& spec) {
   return plan.TotalBytes();
 }
 
-absl::StatusOr<PlanReport> ReportPlan(const v1::JobSpec& spec, const PlanReportOptions& options) {
+absl::StatusOr<PlanReport> ReportPlan(const v1::JobSpec& job, const PlanReportOptions& options) {
+  v1::JobSpec spec = job;
+  spec.mutable_step()->set_mode(ResolvedMode(job.step(), OnGpu(job)));
   ASSIGN_OR_RETURN(const Card card, FindCard(options.card));
   ASSIGN_OR_RETURN(const Plan plan, MakePlan(spec, spec.step().batch_per_rank()));
   PlanReport report;
@@ -248,8 +278,7 @@ absl::StatusOr<PlanReport> ReportPlan(const v1::JobSpec& spec, const PlanReportO
   report.context_bytes = ContextBytes(spec);
   report.card = card.name;
   Account(plan, card, report.precision == "bf16" ? card.bf16_flops : spec.step().tf32() ? card.tf32_flops : card.fp32_flops, &report);
-  const double gradient_bytes = double(plan.arena_bytes[int(Arena::kGradients)]);
-  report.communication_bytes = int64_t(2.0 * double(report.ranks - 1) / double(report.ranks) * gradient_bytes);
+  CountCommunication(plan, &report);
   report.buckets = int64_t(plan.buckets.size());
   report.communication_floor_ms = 1e3 * double(report.communication_bytes) / card.link_bytes_per_s;
   report.predicted_step_ms = PredictedMs(report);
@@ -284,6 +313,7 @@ std::string PlanReport::Json() const {
     json["parts"].push_back({{"part", part.part}, {"flops", part.flops}, {"bytes", part.bytes}, {"kernels", part.kernels}, {"floor_ms", part.floor_ms}});
   }
   json["communication_bytes"] = communication_bytes;
+  json["update_communication_bytes"] = update_communication_bytes;
   json["buckets"] = buckets;
   json["communication_floor_ms"] = communication_floor_ms;
   json["card"] = card;
@@ -324,8 +354,9 @@ std::string PlanReport::Table() const {
   row("step", kernels_per_step, flops_per_step, bytes_per_step, floor_ms);
   absl::StrAppendFormat(&text, "\nFloor on %s: these operations one after the other, each at the card's best FLOP or byte rate.\n", card);
   if (ranks > 1) {
-    absl::StrAppendFormat(&text, "All-reduce: %s a rank and step in %d bucket%s, at least %.3f ms, most of it behind backward.\n",
-                          Amount(double(communication_bytes), 1e6, "MB"), buckets, buckets == 1 ? "" : "s", communication_floor_ms);
+    absl::StrAppendFormat(&text, "Between ranks: %s a rank and step in %d bucket%s, at least %.3f ms, most of it behind backward%s.\n",
+                          Amount(double(communication_bytes), 1e6, "MB"), buckets, buckets == 1 ? "" : "s", communication_floor_ms,
+                          update_communication_bytes == 0 ? "" : absl::StrCat("; ", Amount(double(update_communication_bytes), 1e6, "MB"), " of it after"));
   }
   absl::StrAppendFormat(&text, "Predicted step: %.1f ms, %.0f samples/s.\n", predicted_step_ms, double(batch_per_rank * ranks * accumulation) / predicted_step_ms * 1e3);
   if (steps_per_epoch > 0) absl::StrAppendFormat(&text, "An epoch has %d steps: about %.1f s, at least %.1f s.\n", steps_per_epoch, predicted_epoch_s, epoch_floor_s);

@@ -51,7 +51,8 @@ struct PlanReport {
   int64_t kernels_per_step = 0;        // operations of the plan
   struct PartCost { std::string part; double flops = 0, bytes = 0, floor_ms = 0; int64_t kernels = 0; };
   std::vector<PartCost> parts;         // input, patch, stage1.., heads, decoder, loss, optimizer
-  int64_t communication_bytes = 0;     // each rank's all-reduce: 2 (ranks - 1) / ranks of the gradients; not in bytes_per_step
+  int64_t communication_bytes = 0;     // what each rank sends in a step; not in bytes_per_step
+  int64_t update_communication_bytes = 0;   // of them after backward, with nothing to hide behind: what ranks update in parts
   int64_t buckets = 0;                 // of the all-reduce
   double communication_floor_ms = 0;   // of the all-reduce over the card's link; most of it hides behind backward
   std::string card;

@@ -37,7 +37,7 @@ TEST(PlanReportTest, JsonHasTheDocumentedKeys) {
   const PlanReport report = Report(job);
   const auto json = nlohmann::json::parse(report.Json());
   for (const char* key : {"step_mode", "exact", "precision", "batch_per_rank", "ranks", "accumulation", "parameters", "arena_bytes",
-                          "peak_device_bytes", "workspace_bytes", "context_bytes", "total_device_bytes", "flops_per_step", "bytes_per_step", "kernels_per_step", "parts", "communication_bytes",
+                          "peak_device_bytes", "workspace_bytes", "context_bytes", "total_device_bytes", "flops_per_step", "bytes_per_step", "kernels_per_step", "parts", "communication_bytes", "update_communication_bytes",
                           "buckets", "communication_floor_ms", "card", "floor_ms", "memory_gib", "largest_batch", "predicted_step_ms", "steps_per_epoch",
                           "epoch_floor_s", "predicted_epoch_s"}) {
     EXPECT_TRUE(json.contains(key)) << key;
@@ -50,12 +50,36 @@ TEST(PlanReportTest, JsonHasTheDocumentedKeys) {
   EXPECT_NEAR(flops, json["flops_per_step"].get<double>(), 1);
   EXPECT_NEAR(floor, json["floor_ms"].get<double>(), 1e-9);
   EXPECT_EQ(json["communication_bytes"], int64_t(1.5 * double(json["arena_bytes"]["gradients"].get<int64_t>())));
+  EXPECT_EQ(json["update_communication_bytes"], 0);
   EXPECT_EQ(json["steps_per_epoch"], 65536 / (4 * 128));
+}
+
+TEST(PlanReportTest, AShardedOptimizerTakesItsShareOfMemoryForGatheredParameters) {
+  v1::JobSpec job = Base();
+  job.mutable_resources()->set_ranks(4);
+  job.mutable_step()->set_mode("fused");
+  const PlanReport whole = Report(job);
+  job.mutable_step()->set_shard_optimizer(true);
+  const PlanReport sharded = Report(job);
+  auto bytes = [](const PlanReport& report, const std::string& name) {
+    for (const PlanReport::ArenaSize& arena : report.arena_bytes) {
+      if (arena.name == name) return double(arena.bytes);
+    }
+    return 0.0;
+  };
+  EXPECT_NEAR(bytes(sharded, "moments"), bytes(whole, "moments") / 4, 0.001 * bytes(whole, "moments"));
+  EXPECT_NEAR(double(sharded.communication_bytes), double(whole.communication_bytes), 0.01 * double(whole.communication_bytes)) << "two halves of an all-reduce";
+  EXPECT_NEAR(double(sharded.update_communication_bytes), double(whole.communication_bytes) / 2, 0.01 * double(whole.communication_bytes));
+  EXPECT_LT(sharded.peak_device_bytes, whole.peak_device_bytes);
+  // Muon's updates are gathered in the type of its products.
+  job.mutable_step()->set_shard_optimizer(false);
+  job.mutable_optimizer()->set_name("muon");
+  EXPECT_GT(Report(job).update_communication_bytes, 0);
 }
 
 TEST(PlanReportTest, FloorOfBaseOnAnH200) {
   const PlanReport report = Report(Base());
-  EXPECT_NEAR(report.flops_per_step, 7.96e12, 0.1e12);
+  EXPECT_NEAR(report.flops_per_step, 7.76e12, 0.1e12);
   EXPECT_GT(report.floor_ms, report.flops_per_step / 735e12 * 1e3);
   EXPECT_NEAR(report.floor_ms, 19.5, 3.5);
   EXPECT_THAT(report.Table(), HasSubstr("decoder"));

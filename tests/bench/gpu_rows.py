@@ -1,5 +1,6 @@
-"""The rows of docs/performance.md on one GPU: `tools/bench gpu`. Every contender of a row runs in this one call, on one
-card, one after the other; a line of JSON each goes to the file named by --out, and what stands there already for the same
+"""The rows of docs/performance.md: `tools/bench gpu`, and on several GPUs of one machine `tools/bench gpu --world 1,2,4,8`
+(one B = 128 a rank, and --strong: 4,096 samples a step over all ranks). Every contender of a row runs in this one call, on
+the same cards, one after the other, for each number of ranks and each optimizer; a line of JSON each goes to the file named by --out, and what stands there already for the same
 row, contender, commit and card is not run again, so an interrupted call goes on where it ended."""
 import argparse
 import json
@@ -24,6 +25,7 @@ ROWS = {
     "base8": row("base", 8), "base1024": row("base", 1024, steps=30, warmup=5),
     "signal128": row("base", 128, input=(1024,), patch_stride=16), "signal512": row("base", 512, input=(1024,), patch_stride=16),
 }
+STRONG, STRONG_MOST = 4096, 1024   # samples of a step; of them at once on a card at most
 OURS = ("fused", "fused --tune", "graph_safe", "optimized", "eager")
 PEERS = ("fair", "hiera-optim")
 
@@ -35,7 +37,9 @@ def job_yaml(name, spec, mode):
     if len(spec["input"]) == 1 and spec["patch_stride"] == 16:
         model.update(patch_kernel=[16], patch_stride=[16], patch_padding=[0])
     return {"name": name.replace("_", "-"), "model": model, "data": {"source": "synthetic"}, "schedule": {"steps": 100},
-            "step": {"batch_per_rank": spec["batch"], "precision": "bf16", "mode": mode}}
+            "step": {"batch_per_rank": spec["batch"], "accumulation": spec.get("accumulation", 1), "precision": "bf16", "mode": mode,
+                     "shard_optimizer": spec.get("shard", False)},
+            "optimizer": {"name": spec.get("optimizer", "adamw")}, "resources": {"ranks": spec.get("world", 1)}}
 
 
 def card():
@@ -51,11 +55,29 @@ def commit(binary):
     return words[-1].strip("()") if words else "unknown"
 
 
+def scaled(name, spec, options):
+    """The row for each number of ranks and each optimizer: as it is where --world is not given."""
+    if not options.world:
+        yield name, spec
+        return
+    for optimizer in options.optimizers.split(","):
+        for world in options.world:
+            batch, accumulation = spec["batch"], 1
+            if options.strong:
+                batch = min(STRONG // world, STRONG_MOST)
+                accumulation = STRONG // (batch * world)
+            yield (f"{name}_strong" if options.strong else name), dict(
+                spec, batch=batch, accumulation=accumulation, world=world, optimizer=optimizer, read=options.read,
+                **({"channels": options.channels} if options.channels else {}), **({"shard": True} if options.shard else {}))
+
+
 def command_of(contender, name, spec, folder, bench, python, device):
     if contender in PEERS:
         return [python, str(HERE / "peer_step.py"), contender, json.dumps(spec)]
     mode, *flags = contender.split()
-    path = folder / f"{name}-{mode}.json"     # JSON is YAML
+    path = folder / f"{name}-{mode}-{spec.get('optimizer', 'adamw')}-{spec.get('world', 1)}.json"     # JSON is YAML
+    if "world" in spec:
+        flags += ["--world", str(spec["world"]), "--read", spec["read"], "--channels", str(spec.get("channels", 0))]
     path.write_text(json.dumps(job_yaml(name, spec, mode)))
     return [str(bench), "--config", str(path), "--steps", str(spec["steps"]), "--warmup",
             str(spec["warmup"]), "--device", device, *flags]
@@ -66,6 +88,31 @@ def last_json(text):
         if line.startswith("{"):
             return json.loads(line)
     return None
+
+
+def print_scaling(results):
+    """What more ranks cost: each row against the same contender's on one card, in this call."""
+    alone = {(r["row"], r["contender"], r["optimizer"]): r for r in results if r["world"] == 1 and "error" not in r}
+    print(f"{'row':14} {'contender':14} {'optimizer':9} {'ranks':>5} {'ms a step':>10} {'over one':>9} {'exposed ms':>10} {'samples/s':>10} "
+          f"{'weights':>9} {'each loss':>9}")
+    for r in results:
+        begin = f"{r['row']:14} {r['contender']:14} {r['optimizer']:9} {r['world']:5}"
+        if "error" in r:
+            print(f"{begin} {r['error']}")
+            continue
+        one = alone.get((r["row"], r["contender"], r["optimizer"]))
+        rate = r["batch"] * r["accumulation"] * r["world"] / r["full_step_median_ms"] * 1e3
+        # Weak scaling: more time for as much work a rank; strong: less than the share of one's rate.
+        over = f"{100 * (rate_of(one) * r['world'] / rate - 1):+8.1f}%" if one else "        -"
+        exposed = r.get("communication_median_ms")
+        difference = r.get("weight_difference")
+        reading = f"{100 * (r['read_now_median_ms'] / r['read_rarely_median_ms'] - 1):+8.2f}%" if "read_now_median_ms" in r and "read_rarely_median_ms" in r else "        -"
+        print(f"{begin} {r['full_step_median_ms']:10.2f} {over} {exposed if exposed is not None else float('nan'):10.3f} {rate:10.0f} "
+              f"{difference if difference is not None else float('nan'):9.1e} {reading}")
+
+
+def rate_of(r):
+    return r["batch"] * r["accumulation"] * r["world"] / r["full_step_median_ms"] * 1e3
 
 
 def print_table(results):
@@ -87,7 +134,15 @@ def main(bench, python, arguments):
     parser.add_argument("--device", default="cuda", help="cpu: to try the tool itself")
     parser.add_argument("--steps", type=int, help="timed steps, instead of the row's")
     parser.add_argument("--batch", type=int, help="instead of the row's")
+    parser.add_argument("--world", type=lambda text: [int(n) for n in text.split(",")], help="numbers of ranks, one a GPU: 1,2,4,8")
+    parser.add_argument("--strong", action="store_true", help=f"with --world: {STRONG} samples a step over all ranks instead of the row's batch a rank")
+    parser.add_argument("--optimizers", default="adamw,muon", help="with --world")
+    parser.add_argument("--read", default="behind,now,rarely", help="with --world: when losses are read, in turns")
+    parser.add_argument("--channels", type=int, default=0, help="with --world: multiprocessors of an all-reduce at most")
+    parser.add_argument("--shard", action="store_true", help="with --world: step.shard_optimizer (adamw alone)")
     options = parser.parse_args(arguments)
+    if options.shard:
+        options.optimizers = "adamw"
     rows = list(ROWS) if options.rows == "all" else options.rows.split(",")
     contenders = (list(OURS) if options.modes == "all" else options.modes.split(",")) + (list(PEERS) if options.peer else [])
     unknown = [r for r in rows if r not in ROWS] + [c for c in contenders if c not in OURS + PEERS]
@@ -97,9 +152,10 @@ def main(bench, python, arguments):
     known = [json.loads(line) for line in options.out.read_text().splitlines()] if options.out.exists() else []
     key = {"commit": commit(bench), "card": card()}
     results = []
-    for name in rows:
-        spec = dict(ROWS[name], **{k: v for k, v in (("steps", options.steps), ("batch", options.batch)) if v})
-        for contender in contenders:
+    show = print_scaling if options.world else print_table
+    for row_name in rows:
+        base = dict(ROWS[row_name], **{k: v for k, v in (("steps", options.steps), ("batch", options.batch)) if v})
+        for name, spec, contender in ((n, s, c) for n, s in scaled(row_name, base, options) for c in contenders):
             what = dict(key, row=name, contender=contender, **spec)
             done = [k for k in known if all(k.get(n) == v for n, v in what.items()) and "error" not in k]
             if done:
@@ -114,9 +170,9 @@ def main(bench, python, arguments):
             with options.out.open("a") as file:
                 file.write(json.dumps(line) + "\n")
             results.append(line)
-            print_table([line])
+            show([line])
     print()
-    print_table(results)
+    show(results)
     return 1 if any("error" in r for r in results) else 0
 
 

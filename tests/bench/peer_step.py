@@ -5,10 +5,20 @@ clock between two synchronisations. Prints one line of JSON.
 
 usage: peer_step.py fair|hiera-optim JSON      JSON: {"variant", "input", "chans", "batch", "q_pool", "patch_stride", "steps", "warmup"}
 
+With "world" in JSON: so many processes under DistributedDataParallel(static_graph=True), as hiera-optim's documentation has
+it; "optimizer": adamw or muon (torch.optim.Muon for the blocks' matrices); "accumulation"; "read": behind is the loss of the step
+before, now this step's, rarely that of every 32nd. The slowest rank's median counts.
+
+HIERAD_BENCH_LOCK=FILE lets several contenders prepare side by side on one card: each holds FILE shared until its first step is
+done, and alone while it is timed.
+
 hiera-optim 0.2.1 needs two repairs beside hiera-transformer 0.1.4: it imports the module names of FAIR's repository, and
 reads an attribute that the package's classes lack.
 """
+import contextlib
+import fcntl
 import json
+import os
 import sys
 import time
 import types
@@ -67,10 +77,131 @@ def repair():
     sys.modules.update({"models": models, "models.hiera": module, "utils": utils, "utils.hiera_utils": inner})
 
 
+def prepare_shared():
+    """The lock that HIERAD_BENCH_LOCK names, held shared; None without it."""
+    path = os.environ.get("HIERAD_BENCH_LOCK")
+    lock = open(path, "a") if path else None
+    if lock:
+        fcntl.flock(lock, fcntl.LOCK_SH)
+    return lock
+
+
+@contextlib.contextmanager
+def alone(lock):
+    if lock:
+        fcntl.flock(lock, fcntl.LOCK_UN)
+        fcntl.flock(lock, fcntl.LOCK_EX)
+    yield
+    if lock:
+        lock.close()
+
+
+def optimizers(model, name):
+    adamw = dict(lr=1e-4, betas=(0.9, 0.95), weight_decay=0.05, fused=True)
+    if name != "muon":
+        return [torch.optim.AdamW(model.parameters(), **adamw)]
+    matrices = [p for n, p in model.named_parameters() if p.ndim == 2 and "blocks" in n]
+    chosen = {id(p) for p in matrices}
+    return [torch.optim.Muon(matrices, lr=1e-4, weight_decay=0.05, adjust_lr_fn="match_rms_adamw"),
+            torch.optim.AdamW([p for p in model.parameters() if id(p) not in chosen], **adamw)]
+
+
+def timed(step, row, reads):
+    """Medians in ms by the way of reading, in turns."""
+    times, before = {read: [] for read in reads}, None
+    turns = 3 if len(reads) > 1 else 1
+    for turn in range(turns):
+        for read in reads:
+            torch.cuda.synchronize()
+            for i in range((row["steps"] + turns - 1) // turns):
+                start = time.perf_counter()
+                loss = step(i)
+                if read == "now":
+                    loss.item()
+                elif read == "behind" and before is not None:
+                    before.item()
+                elif read == "rarely" and i % 32 == 31:
+                    loss.item()
+                before = loss.detach().clone()
+                times[read].append(1e3 * (time.perf_counter() - start))
+            torch.cuda.synchronize()
+    return {read: sorted(values)[len(values) // 2] for read, values in times.items()}
+
+
+def rank_main(rank, contender, row, port):
+    import torch.distributed as dist
+    from torch.nn.parallel import DistributedDataParallel
+    torch.cuda.set_device(rank)
+    dist.init_process_group("nccl", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=row["world"])
+    torch.manual_seed(1)
+    model = build(row).cuda().train()
+    step_model = model
+    if contender == "hiera-optim":
+        repair()
+        from hiera_optim import optimize
+        model._grad_checkpointing = False
+        optimize(model, graph_safe=True)
+        step_model = torch.compile(model, mode="reduce-overhead", dynamic=False)
+    if row["world"] > 1:
+        step_model = DistributedDataParallel(step_model, device_ids=[rank], static_graph=True)
+    updates = optimizers(model, row.get("optimizer", "adamw"))
+    torch.manual_seed(2 + rank)
+    pool = [torch.rand(row["batch"], row["chans"], *row["input"]).mul_(2).sub_(1).pin_memory() for _ in range(4)]
+    accumulation = row.get("accumulation", 1)
+
+    def step(i):
+        for micro in range(accumulation):
+            x = pool[(i + micro) % len(pool)].cuda(non_blocking=True)
+            if contender == "hiera-optim":
+                torch.compiler.cudagraph_mark_step_begin()
+            with torch.autocast("cuda", torch.bfloat16):
+                loss = step_model(x, mask_ratio=0.6)[0]
+            (loss / accumulation).backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        for update in updates:
+            update.step()
+            update.zero_grad(set_to_none=True)   # gradients kept would be memory of a graph that runs again
+        return loss
+
+    first = float(step(0))
+    first_step_s = time.perf_counter() - START
+    for i in range(1, row["warmup"]):
+        step(i)
+    torch.cuda.synchronize()
+    torch.cuda.reset_peak_memory_stats()
+    medians = timed(step, row, row.get("read", "behind").split(","))
+    slowest = torch.tensor([medians[read] for read in medians], device="cuda")
+    dist.all_reduce(slowest, op=dist.ReduceOp.MAX)
+    flat = torch.cat([p.detach().flatten() for p in model.parameters()])
+    reference = flat.clone()
+    dist.broadcast(reference, 0)
+    difference = (flat - reference).abs().max()
+    dist.all_reduce(difference, op=dist.ReduceOp.MAX)
+    if rank == 0:
+        medians = dict(zip(medians, slowest.tolist()))
+        print(json.dumps({"full_step_median_ms": next(iter(medians.values())), **{f"read_{read}_median_ms": ms for read, ms in medians.items()},
+                          "first_step_s": first_step_s, "peak_memory_gib": torch.cuda.max_memory_allocated() / 2 ** 30,
+                          "weight_difference": float(difference), "loss_first": first, "loss_last": float(step(0))}), flush=True)
+    else:
+        step(0)
+    dist.destroy_process_group()
+
+
+def ranks_main(contender, row):
+    import socket
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    torch.multiprocessing.spawn(rank_main, args=(contender, row, port), nprocs=row["world"])
+
+
 def main():
     contender, row = sys.argv[1], json.loads(sys.argv[2])
     if not torch.cuda.is_available():
         sys.exit("peer_step: no GPU")
+    if "world" in row:
+        return ranks_main(contender, row)
+    lock = prepare_shared()
     torch.manual_seed(1)
     model = build(row).cuda().train()
     step_model = model
@@ -92,26 +223,28 @@ def main():
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
-        optimizer.zero_grad(set_to_none=contender == "fair")
+        optimizer.zero_grad(set_to_none=True)   # gradients kept would be memory of a graph that runs again
         return loss
 
     first = float(step(0))
     torch.cuda.synchronize()
     first_step_s = time.perf_counter() - START
-    for i in range(1, row["warmup"]):
-        step(i)
-    torch.cuda.synchronize()
-    torch.cuda.reset_peak_memory_stats()
-    times = []
-    for i in range(row["steps"]):
+    with alone(lock):
+        for i in range(1, row["warmup"]):
+            step(i)
         torch.cuda.synchronize()
-        start = time.perf_counter()
-        loss = step(i)
-        torch.cuda.synchronize()
-        times.append(1e3 * (time.perf_counter() - start))
+        torch.cuda.reset_peak_memory_stats()
+        times = []
+        for i in range(row["steps"]):
+            torch.cuda.synchronize()
+            start = time.perf_counter()
+            loss = step(i)
+            torch.cuda.synchronize()
+            times.append(1e3 * (time.perf_counter() - start))
     times.sort()
     print(json.dumps({"full_step_median_ms": times[len(times) // 2], "full_step_min_ms": times[0], "first_step_s": first_step_s,
                       "peak_memory_gib": torch.cuda.max_memory_allocated() / 2 ** 30, "loss_first": first, "loss_last": float(loss)}))
 
 
-main()
+if __name__ == "__main__":
+    main()

@@ -131,17 +131,16 @@ constexpr NamedTarget kTargets[] = {{"npy", Npy},   {"npz", Npz},   {"edf", Edf}
 
 }  // namespace
 
-const NamedTarget* FuzzTargets(size_t* count) {
+std::vector<NamedTarget> FuzzTargets() {
   spdlog::set_level(spdlog::level::off);
-  *count = std::size(kTargets);
-  return kTargets;
+  std::vector<NamedTarget> targets(std::begin(kTargets), std::end(kTargets));
+  targets.insert(targets.end(), std::begin(kApiTargets), std::end(kApiTargets));
+  return targets;
 }
 
 FuzzTarget FindFuzzTarget(std::string_view name) {
-  size_t count = 0;
-  const NamedTarget* targets = FuzzTargets(&count);
-  for (size_t i = 0; i < count; ++i)
-    if (name == targets[i].name) return targets[i].run;
+  for (const NamedTarget& target : FuzzTargets())
+    if (name == target.name) return target.run;
   return nullptr;
 }
 

@@ -23,6 +23,8 @@ std::string DescribeCollective(Collective kind, int64_t count) {
     case Collective::kAllReduce: return absl::StrCat("all_reduce of ", Grouped(count), " floats");
     case Collective::kBroadcast: return absl::StrCat("broadcast of ", Grouped(count), " bytes");
     case Collective::kBarrier: return "barrier";
+    case Collective::kReduceScatter: return absl::StrCat("reduce_scatter of ", Grouped(count), " floats");
+    case Collective::kAllGather: return absl::StrCat("all_gather of ", Grouped(count), " bytes a rank");
   }
   return "";
 }

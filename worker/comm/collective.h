@@ -7,9 +7,9 @@
 
 namespace hierad {
 
-enum class Collective : uint64_t { kNone, kAllReduce, kBroadcast, kBarrier };
+enum class Collective : uint64_t { kNone, kAllReduce, kBroadcast, kBarrier, kReduceScatter, kAllGather };
 
-// "all_reduce of 540,123 floats"; `count`: floats of an all-reduce, bytes of a broadcast.
+// "all_reduce of 540,123 floats"; `count`: floats of all ranks' parts in reductions, bytes of a broadcast or of a part.
 std::string DescribeCollective(Collective kind, int64_t count);
 // Of a collective as another rank has announced it.
 std::string DescribeTag(uint64_t tag);

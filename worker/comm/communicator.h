@@ -29,10 +29,20 @@ class Communicator {
   virtual absl::Status AllReduceSumBF16(uint16_t* data, int64_t count, void* stream);
   // `data` of rank `root` to all.
   virtual absl::Status Broadcast(void* data, int64_t bytes, int root, void* stream) = 0;
+  // data holds size() parts of `count`; afterwards part rank() holds its sums over the ranks (the bits of an all-reduce on a
+  // CPU), and the other parts anything.
+  virtual absl::Status ReduceScatterSum(float* data, int64_t count, void* stream);
+  virtual absl::Status ReduceScatterSumBF16(uint16_t* data, int64_t count, void* stream);
+  // data holds size() parts of `bytes`: part r of rank r to all.
+  virtual absl::Status AllGather(void* data, int64_t bytes, void* stream);
+  // `own` of every rank, in rank order, into `all` of rank `root` (nullptr on the others).
+  virtual absl::Status Gather(const void* own, void* all, int64_t bytes, int root, void* stream);
   // Returns when every rank has entered (host-side, also with NCCL).
   virtual absl::Status Barrier() = 0;
   // Errors that arrive asynchronously (NCCL); OK on CPU.
   virtual absl::Status CheckAsync() { return absl::OkStatus(); }
+  // Ends what is under way on the device (NCCL), for a process that is about to leave: afterwards every call fails. Any thread.
+  virtual void Abort() {}
   // Like Broadcast for host memory, with NCCL too; returns when done.
   virtual absl::Status BroadcastHost(void* data, int64_t bytes, int root) = 0;
   // What the rank is waiting in ("all_reduce of 540,123 floats, step 17"), empty when it is not. Any thread may ask.
@@ -48,6 +58,7 @@ struct CommunicatorOptions {
   // CPU: a peer that shows no sign of life for so long is lost. Longer than hierad's hang_after, whose verdict says more.
   std::chrono::milliseconds timeout{45'000};
   std::chrono::milliseconds busy_timeout{600'000};  // a living peer that does not enter for so long; NCCL: a host-side wait
+  int max_channels = 0;   // NCCL: multiprocessors that an all-reduce takes at most; 0: NCCL's own choice
   // Set by another thread to make a waiting collective return Cancelled.
   const std::atomic<bool>* abandon = nullptr;
 };

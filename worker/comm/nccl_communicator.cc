@@ -9,6 +9,7 @@
 #include <mutex>
 #include <nccl.h>
 #include <thread>
+#include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "base/clock.h"
@@ -72,7 +73,9 @@ absl::Status Connect(const CommunicatorOptions& options, const ncclUniqueId& id,
   RETURN_IF_ERROR(CudaStatus(cudaMalloc(reinterpret_cast<void**>(&joined->staging), kStagingBytes), "cannot allocate NCCL's staging buffer"));
   RETURN_IF_ERROR(CudaStatus(cudaMemsetAsync(joined->staging, 0, kStagingBytes, joined->stream), "cannot clear the staging buffer"));
   const std::string what = absl::StrCat("rank ", options.rank, " of ", options.size, " joining");
-  RETURN_IF_ERROR(NcclStatus(ncclCommInitRank(&joined->comm, options.size, id, options.rank), nullptr, what));
+  ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
+  if (options.max_channels > 0) config.maxCTAs = options.max_channels;
+  RETURN_IF_ERROR(NcclStatus(ncclCommInitRankConfig(&joined->comm, options.size, id, options.rank, &config), nullptr, what));
   // Connects all channels now, outside of any capture.
   RETURN_IF_ERROR(NcclStatus(ncclAllReduce(joined->staging, joined->staging, kStagingBytes / sizeof(float), ncclFloat, ncclSum,
                                            joined->comm, joined->stream), joined->comm, what));
@@ -86,7 +89,7 @@ class NcclCommunicator : public Communicator {
 
   ~NcclCommunicator() override {
     // Abort, not destroy: a destroy waits for peers that may be gone.
-    ncclCommAbort(comm_);
+    Abort();
     cudaFree(joined_->staging);
     cudaStreamDestroy(joined_->stream);
   }
@@ -102,6 +105,30 @@ class NcclCommunicator : public Communicator {
   absl::Status AllReduceSumBF16(uint16_t* data, int64_t count, void* stream) override {
     return NcclStatus(ncclAllReduce(data, data, size_t(count), ncclBfloat16, ncclSum, comm_, static_cast<cudaStream_t>(stream)),
                       comm_, absl::StrCat("all_reduce of ", count, " values in bf16"));
+  }
+
+  absl::Status ReduceScatterSum(float* data, int64_t count, void* stream) override {
+    return Scatter(data, data + rank() * count, count, ncclFloat, stream);
+  }
+  absl::Status ReduceScatterSumBF16(uint16_t* data, int64_t count, void* stream) override {
+    return Scatter(data, data + rank() * count, count, ncclBfloat16, stream);
+  }
+
+  absl::Status AllGather(void* data, int64_t bytes, void* stream) override {
+    return NcclStatus(ncclAllGather(static_cast<char*>(data) + rank() * bytes, data, size_t(bytes), ncclUint8, comm_, static_cast<cudaStream_t>(stream)),
+                      comm_, absl::StrCat("all_gather of ", bytes, " bytes a rank"));
+  }
+
+  absl::Status Gather(const void* own, void* all, int64_t bytes, int root, void* stream) override {
+    const std::string what = absl::StrCat("gather of ", bytes, " bytes a rank");
+    const auto to = static_cast<cudaStream_t>(stream);
+    RETURN_IF_ERROR(NcclStatus(ncclGroupStart(), comm_, what));
+    ncclResult_t result = ncclSend(own, size_t(bytes), ncclUint8, root, comm_, to);
+    for (int r = 0; r < size() && rank() == root && result == ncclSuccess; ++r) {
+      result = ncclRecv(static_cast<char*>(all) + r * bytes, size_t(bytes), ncclUint8, r, comm_, to);
+    }
+    const ncclResult_t ended = ncclGroupEnd();
+    return NcclStatus(result != ncclSuccess ? result : ended, comm_, what);
   }
 
   absl::Status Broadcast(void* data, int64_t bytes, int root, void* stream) override {
@@ -128,8 +155,15 @@ class NcclCommunicator : public Communicator {
     return status;
   }
 
+  void Abort() override {
+    std::lock_guard lock(comm_mutex_);
+    if (!std::exchange(aborted_, true)) ncclCommAbort(comm_);
+  }
+
   absl::Status CheckAsync() override {
     ncclResult_t error = ncclSuccess;
+    std::lock_guard lock(comm_mutex_);
+    if (aborted_) return ErrorOf(v1::REASON_PEER_LOST, absl::StrCat("rank ", options_.rank, ": the collectives were aborted"));
     RETURN_IF_ERROR(NcclStatus(ncclCommGetAsyncError(comm_, &error), comm_, "asking NCCL for errors"));
     return NcclStatus(error, comm_, absl::StrCat("rank ", options_.rank));
   }
@@ -146,6 +180,11 @@ class NcclCommunicator : public Communicator {
   }
 
  private:
+  absl::Status Scatter(const void* from, void* to, int64_t count, ncclDataType_t type, void* stream) {
+    return NcclStatus(ncclReduceScatter(from, to, size_t(count), type, ncclSum, comm_, static_cast<cudaStream_t>(stream)), comm_,
+                      absl::StrCat("reduce_scatter of ", count, " values a rank"));
+  }
+
   absl::Status BroadcastChunk(char* data, int64_t bytes, int root, const std::string& what) {
     if (rank() == root) {
       RETURN_IF_ERROR(CudaStatus(cudaMemcpyAsync(joined_->staging, data, size_t(bytes), cudaMemcpyHostToDevice, joined_->stream), what));
@@ -184,6 +223,8 @@ class NcclCommunicator : public Communicator {
   const CommunicatorOptions options_;
   const std::shared_ptr<Joined> joined_;
   const ncclComm_t comm_;
+  std::mutex comm_mutex_;   // of the questions that another thread's Abort must not meet
+  bool aborted_ = false;
   mutable std::mutex mutex_;
   std::string waiting_in_, activity_;
 };

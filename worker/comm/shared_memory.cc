@@ -35,6 +35,35 @@ class SharedMemoryCommunicator : public Communicator {
     return absl::OkStatus();
   }
 
+  absl::Status ReduceScatterSum(float* data, int64_t count, void*) override {
+    const Entered entered(this, Collective::kReduceScatter, count * size(), 0);
+    const int64_t step = segment_->chunk_bytes() / int64_t(sizeof(float)), whole = count * size();
+    int64_t at = 0;
+    do {
+      RETURN_IF_ERROR(ScatterChunk(data, at, std::min(step, whole - at), count));
+      at += step;
+    } while (at < whole);
+    return absl::OkStatus();
+  }
+
+  absl::Status AllGather(void* data, int64_t bytes, void*) override {
+    const Entered entered(this, Collective::kAllGather, bytes, 0);
+    const int64_t step = segment_->chunk_bytes();
+    int64_t at = 0;
+    do {
+      const size_t n = size_t(std::min(step, bytes - at));
+      const int set = NextSet();
+      auto part = [&](int r) { return static_cast<char*>(data) + r * bytes + at; };
+      if (n > 0) std::memcpy(segment_->Slot(set, rank()), part(rank()), n);
+      RETURN_IF_ERROR(Sync(at == 0));
+      for (int r = 0; r < size(); ++r) {
+        if (r != rank() && n > 0) std::memcpy(part(r), segment_->Slot(set, r), n);
+      }
+      at += step;
+    } while (at < bytes);
+    return absl::OkStatus();
+  }
+
   absl::Status Broadcast(void* data, int64_t bytes, int root, void*) override {
     const Entered entered(this, Collective::kBroadcast, bytes, root);
     const int64_t step = segment_->chunk_bytes();
@@ -112,6 +141,22 @@ class SharedMemoryCommunicator : public Communicator {
     }
     RETURN_IF_ERROR(Sync(false));
     if (bytes > 0) std::memcpy(data, sum, bytes);
+    return absl::OkStatus();
+  }
+
+  // Elements [at, at + n) of all parts: every rank copies them in, and sums what of them lies in its own part of `count`.
+  absl::Status ScatterChunk(float* data, int64_t at, int64_t n, int64_t count) {
+    const int set = NextSet();
+    if (n > 0) std::memcpy(segment_->Slot(set, rank()), data + at, size_t(n) * sizeof(float));
+    RETURN_IF_ERROR(Sync(at == 0));
+    const int64_t begin = std::max(at, count * rank()), end = std::min(at + n, count * (rank() + 1));
+    for (int64_t first = begin; first < end; first += kBlock) {
+      const int64_t some = std::min(kBlock, end - first);
+      for (int r = 0; r < size(); ++r) {
+        const float* theirs = reinterpret_cast<const float*>(segment_->Slot(set, r)) + (first - at);
+        for (int64_t i = 0; i < some; ++i) data[first + i] = r == 0 ? theirs[i] : data[first + i] + theirs[i];
+      }
+    }
     return absl::OkStatus();
   }
 

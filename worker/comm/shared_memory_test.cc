@@ -1,6 +1,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <atomic>
 #include <chrono>
 #include <csignal>
@@ -70,6 +71,30 @@ TEST_P(Sums, AreThoseOfRankOrderOnEveryRank) {
     EXPECT_TRUE(outcome.exited);
     EXPECT_EQ(outcome.output, expected) << "rank " << r;
   }
+}
+
+// A chunk is 16384 floats: parts at, across and beyond it, and none.
+TEST_P(Sums, InPartsHaveTheBitsOfAnAllReduceAndAreGathered) {
+  ForkedRanks processes(GetParam(), {}, 1, [&](Communicator* comm) -> std::string {
+    for (const int64_t part : {1, 63, 16384, 50'001, 0}) {
+      const int64_t count = part * comm->size();
+      std::vector<float> whole(static_cast<size_t>(count));
+      for (int64_t i = 0; i < count; ++i) whole[size_t(i)] = Value(comm->rank(), i, 1);
+      std::vector<float> parts = whole;
+      if (!comm->AllReduceSum(whole.data(), count, nullptr).ok() || !comm->ReduceScatterSum(parts.data(), part, nullptr).ok()) return "failed";
+      const int64_t own = comm->rank() * part;
+      if (!std::equal(parts.begin() + own, parts.begin() + own + part, whole.begin() + own)) return "wrong sums";
+      for (int64_t i = 0; i < count; ++i) {
+        if (i < own || i >= own + part) parts[size_t(i)] = -1;
+      }
+      std::vector<float> gathered(comm->rank() == 1 ? size_t(count) : 0);
+      if (!comm->Gather(parts.data() + own, gathered.empty() ? nullptr : gathered.data(), part * 4, 1, nullptr).ok()) return "failed";
+      if (!comm->AllGather(parts.data(), part * 4, nullptr).ok()) return "failed";
+      if (parts != whole || (comm->rank() == 1 && gathered != whole)) return "wrong parts";
+    }
+    return "right";
+  });
+  for (int r = 0; r < GetParam(); ++r) EXPECT_EQ(processes.Wait(r).output, "right") << "rank " << r;
 }
 
 INSTANTIATE_TEST_SUITE_P(Ranks, Sums, ::testing::Values(2, 3, 4));

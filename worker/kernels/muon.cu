@@ -101,12 +101,13 @@ dim3 Tiles(const MuonShape& shape) {
 }  // namespace
 
 template <typename T>
-cudaError_t MuonMomentum(const StepRecord* record, const MuonShape& shape, double momentum, double clip_norm, bool nesterov,
+cudaError_t MuonMomentum(const StepRecord* record, const MuonShape& shape, int first, int own, double momentum, double clip_norm, bool nesterov,
                          const float* gradients, float* moments, const int64_t* places, T* x, double* scratch, cudaStream_t stream) {
   Momentum<<<dim3(unsigned(kMuonParts), unsigned(shape.count)), 256, 0, stream>>>(record, shape, float(momentum), clip_norm, nesterov, gradients,
                                                                                  moments, places, scratch);
-  Normalized<T><<<Tiles(shape), dim3(kTile, kTileRows), 0, stream>>>(record, shape, float(momentum), clip_norm, nesterov, gradients, moments,
-                                                                    places, x, scratch);
+  if (own == 0) return cudaGetLastError();
+  Normalized<T><<<Tiles({own, shape.rows, shape.cols}), dim3(kTile, kTileRows), 0, stream>>>(
+      record, shape, float(momentum), clip_norm, nesterov, gradients, moments, places + first, x, scratch + first * kMuonParts);
   return cudaGetLastError();
 }
 
@@ -118,8 +119,8 @@ cudaError_t MuonUpdate(const StepScalars* scalars, const StepRecord* record, con
 }
 
 #define HIERAD_INSTANTIATE(T)                                                                                                              \
-  template cudaError_t MuonMomentum<T>(const StepRecord*, const MuonShape&, double, double, bool, const float*, float*, const int64_t*,    \
-                                       T*, double*, cudaStream_t);                                                                         \
+  template cudaError_t MuonMomentum<T>(const StepRecord*, const MuonShape&, int, int, double, double, bool, const float*, float*,          \
+                                       const int64_t*, T*, double*, cudaStream_t);                                                         \
   template cudaError_t MuonUpdate<T>(const StepScalars*, const StepRecord*, const MuonShape&, double, const T*, const int64_t*,            \
                                      const float*, float*, T*, cudaStream_t);
 HIERAD_INSTANTIATE(bf16)

@@ -66,11 +66,19 @@ __global__ void Squares(const float* gradients, double* partials, int64_t size) 
   if (threadIdx.x == 0) partials[blockIdx.x] = sum;
 }
 
-__global__ void Verdict(const StepScalars* s, const double* partials, const double* loss_partials, StepRecord* record, int batch,
-                        bool own_signals) {
+__global__ void SumPartials(const double* partials, double* sum) {
+  __shared__ double shared[32];
+  double squares = 0;
+  for (int i = threadIdx.x; i < kNormParts; i += blockDim.x) squares += partials[i];
+  squares = BlockSum(squares, shared);
+  if (threadIdx.x == 0) *sum = squares;
+}
+
+__global__ void Verdict(const StepScalars* s, const double* partials, int num_partials, const double* loss_partials, StepRecord* record,
+                        int batch, bool own_signals) {
   __shared__ double shared[32];
   double squares = 0, numerator = 0;
-  for (int i = threadIdx.x; i < kNormParts; i += blockDim.x) squares += partials[i];
+  for (int i = threadIdx.x; i < num_partials; i += blockDim.x) squares += partials[i];
   for (int b = threadIdx.x; b < batch; b += blockDim.x) numerator += loss_partials[b];
   squares = BlockSum(squares, shared);
   numerator = BlockSum(numerator, shared);
@@ -169,8 +177,14 @@ cudaError_t SumParts(const PartsSum* sums, int count, bool accumulate, cudaStrea
 
 cudaError_t GradientNorm(const StepScalars* scalars, const float* gradients, double* partials, const double* loss_partials,
                          StepRecord* record, int64_t size, int batch, bool own_signals, cudaStream_t stream) {
-  Squares<<<unsigned(kNormParts), 256, 0, stream>>>(gradients, partials, size);
-  Verdict<<<1, 1024, 0, stream>>>(scalars, partials, loss_partials, record, batch, own_signals);
+  if (gradients != nullptr) Squares<<<unsigned(kNormParts), 256, 0, stream>>>(gradients, partials, size);
+  Verdict<<<1, 1024, 0, stream>>>(scalars, partials, gradients != nullptr ? int(kNormParts) : int(size), loss_partials, record, batch, own_signals);
+  return cudaGetLastError();
+}
+
+cudaError_t SumOfSquares(const float* values, double* partials, double* sum, int64_t size, cudaStream_t stream) {
+  Squares<<<unsigned(kNormParts), 256, 0, stream>>>(values, partials, size);
+  SumPartials<<<1, 1024, 0, stream>>>(partials, sum);
   return cudaGetLastError();
 }
 

@@ -12,4 +12,4 @@ target_link_libraries(hierad_fused PUBLIC hierad_base hierad_comm hierad_draws h
 # The plain kernels' inner loops have constant lengths; -O3 makes vector instructions of them.
 set_source_files_properties(fused_op_cpu.cc PROPERTIES COMPILE_OPTIONS "$<$<CONFIG:Release>:-O3>")
 
-hierad_test(fused_executor_test SRCS fused_executor_test.cc fused_ranks_test.cc LIBS hierad_fused TIMEOUT 120)
+hierad_test(fused_executor_test SRCS fused_executor_test.cc fused_ranks_test.cc fused_shard_test.cc LIBS hierad_fused TIMEOUT 120)

@@ -28,4 +28,7 @@ struct Addresses {
   }
 };
 
+// Of a collective of the plan; nullptr: it is none.
+const Announced* AnnouncedBy(const OpArgs& args);
+
 }  // namespace hierad

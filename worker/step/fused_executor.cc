@@ -1,14 +1,22 @@
 #include "worker/step/fused_executor.h"
 
 #include <algorithm>
+#include <atomic>
 #include <cstring>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "worker/kernels/reference/reduce.h"
 #include "worker/kernels/reference/residual.h"
 #include "worker/step/fused_op_cpu.h"
 
 namespace hierad {
+namespace {
+
+// Other threads look at it.
+void Tell(int64_t* place, int64_t value) { std::atomic_ref<int64_t>(*place).store(value, std::memory_order_relaxed); }
+
+}  // namespace
 
 absl::StatusOr<std::unique_ptr<FusedExecutor>> FusedExecutor::Make(Plan plan, const Options& options) {
   std::unique_ptr<FusedExecutor> executor(new FusedExecutor(std::move(plan), options));
@@ -53,28 +61,66 @@ void FusedExecutor::Poison(int op, bool before) {
 }
 
 absl::Status FusedExecutor::Reduce(const ReduceBucket& op) {
-  if (options_.communicator == nullptr) return absl::InternalError("a plan of several ranks runs without a communicator");
   if (SizeOf(plan_.tensors[op.slice].dtype) != int64_t(sizeof(float))) return absl::InternalError("gradients of several ranks are fp32");
+  Communicator& communicator = *options_.communicator;
+  const bool sharded = op.own != kNone;
+  const int64_t part = op.size / plan_.ranks;
   auto* slice = Get<float>(op.slice);
   if (op.staging != kNone) {
     auto* narrow = Get<reference::BFloat16>(op.staging);
     reference::Cast(slice, narrow, op.size);
-    if (absl::Status s = options_.communicator->AllReduceSumBF16(&narrow->bits, op.size, nullptr); !s.ok()) return s;
+    if (absl::Status s = sharded ? communicator.ReduceScatterSumBF16(&narrow->bits, part, nullptr)
+                                 : communicator.AllReduceSumBF16(&narrow->bits, op.size, nullptr); !s.ok()) return s;
     reference::Cast(narrow, slice, op.size);
+  } else if (sharded) {
+    if (absl::Status s = communicator.ReduceScatterSum(slice, part, nullptr); !s.ok()) return s;
   } else if (op.tail == kNone) {
-    return options_.communicator->AllReduceSum(slice, op.size, nullptr);
+    return communicator.AllReduceSum(slice, op.size, nullptr);
   } else {
-    return options_.communicator->AllReduceSum(slice, op.size + kGradientTail, nullptr);   // the tail lies behind it
+    return communicator.AllReduceSum(slice, op.size + kGradientTail, nullptr);   // the tail lies behind it
   }
-  return op.tail == kNone ? absl::OkStatus() : options_.communicator->AllReduceSum(Get<float>(op.tail), kGradientTail, nullptr);
+  const int64_t buckets = int64_t(plan_.buckets.size());
+  if (sharded) Get<double>(op.sums)[plan_.options.rank * buckets + op.index] = reference::SumOfSquares(Get<float>(op.own), part);
+  if (op.tail == kNone) return absl::OkStatus();
+  if (absl::Status s = communicator.AllReduceSum(Get<float>(op.tail), kGradientTail, nullptr); !s.ok() || !sharded) return s;
+  return communicator.AllGather(Get<double>(op.sums), buckets * int64_t(sizeof(double)), nullptr);
+}
+
+absl::Status FusedExecutor::Collect(const OpArgs& args) {
+  Communicator& communicator = *options_.communicator;
+  if (const auto* bucket = std::get_if<ReduceBucket>(&args)) return Reduce(*bucket);
+  if (const auto* bucket = std::get_if<GatherBucket>(&args)) {
+    return communicator.AllGather(Get<void>(bucket->slice), plan_.tensors[bucket->slice].bytes / plan_.ranks, nullptr);
+  }
+  if (const auto* moments = std::get_if<GatherMoments>(&args)) {
+    auto* to = moments->snapshot == kNone ? nullptr : Get<char>(moments->snapshot) + plan_.tensors[plan_.master].bytes;
+    return communicator.Gather(Get<void>(moments->moments), to, moments->bytes, 0, nullptr);
+  }
+  const auto& matrices = std::get<GatherMatrices>(args);
+  const int64_t bytes = matrices.size * SizeOf(plan_.tensors[matrices.own].dtype);
+  auto* all = Get<char>(matrices.all);
+  std::memcpy(all + plan_.options.rank * bytes, Get<void>(matrices.own), size_t(bytes));
+  return communicator.AllGather(all, bytes, nullptr);
+}
+
+const Announced* AnnouncedBy(const OpArgs& args) {
+  return std::visit([](const auto& o) -> const Announced* {
+    if constexpr (requires { o.announced; }) return &o.announced;
+    return nullptr;
+  }, args);
 }
 
 absl::Status FusedExecutor::Run(const Op& op) {
   std::vector<TensorId> touched;
   addresses_.touched = options_.poison ? &touched : nullptr;
   absl::Status status;
-  if (const auto* bucket = std::get_if<ReduceBucket>(&op.args)) {
-    status = Reduce(*bucket);
+  if (const Announced* announced = AnnouncedBy(op.args); announced != nullptr) {
+    if (options_.communicator == nullptr) return absl::InternalError("a plan of several ranks runs without a communicator");
+    auto* progress = Get<CollectiveProgress>(announced->progress);
+    Tell(&progress->step, Get<StepScalars>(announced->scalars)->step);
+    Tell(&progress->entered, announced->number);
+    status = Collect(op.args);
+    if (status.ok()) Tell(&progress->left, announced->number);
   } else {
     RunOpOnCpu(op, addresses_);
   }

@@ -43,6 +43,7 @@ class FusedExecutor {
   absl::Status Run(const Op& op);
   absl::Status RunRange(int ops, bool reduce);
   absl::Status Reduce(const ReduceBucket& op);
+  absl::Status Collect(const OpArgs& op);
   void Poison(int op, bool before);
 
   const Plan plan_;

@@ -19,6 +19,7 @@
 #include "base/clock.h"
 #include "base/random.h"
 #include "base/status.h"
+#include "worker/kernels/algorithm_table.h"
 #include "worker/kernels/kernels.h"
 #include "worker/model/initialize.h"
 #include "worker/step/fused_layout.h"
@@ -56,6 +57,13 @@ absl::StatusOr<Pinned<V>> AllocatePinned(size_t count, unsigned flags = cudaHost
   return Pinned<V>(p);
 }
 
+// Returns when the bytes are there: a small copy from pageable memory may still be under way when cudaMemcpy returns, and streams
+// that do not block would overtake it.
+absl::Status CopyToGpu(void* to, const void* from, int64_t bytes, const char* what) {
+  RETURN_IF_ERROR(CudaStatus(cudaMemcpy(to, from, size_t(bytes), cudaMemcpyHostToDevice), what));
+  return CudaStatus(cudaStreamSynchronize(cudaStreamLegacy), what);
+}
+
 // The arenas of one plan on the device, its constants in place.
 class DeviceArenas {
  public:
@@ -89,9 +97,9 @@ class DeviceArenas {
       RETURN_IF_ERROR(CudaStatus(cudaMemset(memory, 0, p.arena_bytes[i]), "clearing GPU memory"));
     }
     for (const Constant& constant : p.constants) {
-      RETURN_IF_ERROR(CudaStatus(cudaMemcpy(arenas->addresses.At(constant.tensor), constant.bytes.data(), constant.bytes.size(),
-                                            cudaMemcpyHostToDevice), "copying an index table"));
+      RETURN_IF_ERROR(CopyToGpu(arenas->addresses.At(constant.tensor), constant.bytes.data(), int64_t(constant.bytes.size()), "copying an index table"));
     }
+    RETURN_IF_ERROR(CudaStatus(cudaStreamSynchronize(cudaStreamLegacy), "clearing GPU memory"));
     return arenas;
   }
 
@@ -99,6 +107,9 @@ class DeviceArenas {
   Addresses addresses;
   // The ring, as the host sees it.
   RecordSlot* ring() const { return reinterpret_cast<RecordSlot*>(records_.get() + plan.tensors[plan.ring].offset); }
+  CollectiveProgress* progress() const {   // nullptr: one rank
+    return plan.progress == kNone ? nullptr : reinterpret_cast<CollectiveProgress*>(records_.get() + plan.tensors[plan.progress].offset);
+  }
 
  private:
   explicit DeviceArenas(Plan p) : plan(std::move(p)) {}
@@ -129,7 +140,7 @@ class SavedState : public StateSnapshot {
       std::memcpy(is_record ? reinterpret_cast<char*>(&record) : reinterpret_cast<char*>(buffers.data()) + at, chunk_, n);
       at += n;
     }
-    return StateOf(plan, buffers.data(), record);
+    return StateOfSnapshot(plan, buffers.data(), record);
   }
 
  private:
@@ -142,7 +153,7 @@ class SavedState : public StateSnapshot {
 class FusedGpuStep : public Step {
  public:
   FusedGpuStep(const StepOptions& options, const ParameterTable& table, Communicator* communicator)
-      : spec_(options.spec), options_beside_(options.beside), table_(table), communicator_(*communicator) {}
+      : spec_(options.spec), options_beside_(options.beside), epilogues_(options.epilogues), table_(table), communicator_(*communicator) {}
 
   ~FusedGpuStep() override {
     if (stream_ != nullptr) cudaStreamSynchronize(stream_);   // what is enqueued refers to memory of this object
@@ -184,10 +195,10 @@ class FusedGpuStep : public Step {
     RETURN_IF_ERROR(CheckState(state, table_));
     RETURN_IF_ERROR(Synchronize());
     std::vector<float> flat(plan().flat_size, 0.0f);
-    const auto buffers = BuffersOf(plan(), state);
-    for (size_t i = 0; i < buffers.size(); ++i) {
-      ToPlanOrder(plan(), buffers[i]->data(), flat.data());
-      RETURN_IF_ERROR(CudaStatus(cudaMemcpy(Buffer(i), flat.data(), flat.size() * sizeof(float), cudaMemcpyHostToDevice), "copying a state to the GPU"));
+    ToPlanOrder(plan(), state.parameters.data(), flat.data());
+    const std::vector<float> moments = MomentsOf(plan(), plan().options.rank, state);
+    for (const auto& [to, from] : {std::pair<TensorId, const std::vector<float>*>{plan().master, &flat}, {plan().moments, &moments}}) {
+      RETURN_IF_ERROR(CopyToGpu(Get<float>(to), from->data(), int64_t(from->size() * sizeof(float)), "copying a state to the GPU"));
     }
     RETURN_IF_ERROR(RefreshComputeCopyOnGpu(arenas_->addresses, stream_));
     RETURN_IF_ERROR(Synchronize());
@@ -196,7 +207,7 @@ class FusedGpuStep : public Step {
     ASSIGN_OR_RETURN(const StepRecord before, ReadRecord());
     StepRecord r{};
     r.step = state.step, r.updates = state.updates, r.nan_in_row = state.nan_steps_in_row, r.published = before.published;
-    RETURN_IF_ERROR(CudaStatus(cudaMemcpy(Get<StepRecord>(plan().record), &r, sizeof r, cudaMemcpyHostToDevice), "copying the counters"));
+    RETURN_IF_ERROR(CopyToGpu(Get<StepRecord>(plan().record), &r, sizeof r, "copying the counters"));
     given_ = r.published;
     reader_->SkipTo(given_);
     features_are_fresh_ = false;
@@ -206,19 +217,21 @@ class FusedGpuStep : public Step {
   absl::StatusOr<TrainState> Save() override {
     RETURN_IF_ERROR(Synchronize());
     ASSIGN_OR_RETURN(const StepRecord record, ReadRecord());
-    TrainState state{record.step, record.updates, record.nan_in_row, {}, {}, {}, {}};
-    std::vector<float> flat(plan().flat_size);
-    const auto buffers = BuffersOf(plan(), &state);
-    for (size_t i = 0; i < buffers.size(); ++i) {
-      RETURN_IF_ERROR(CudaStatus(cudaMemcpy(flat.data(), Buffer(i), flat.size() * sizeof(float), cudaMemcpyDeviceToHost), "copying the state from the GPU"));
-      buffers[i]->assign(table_.flat_size, 0.0f);
-      FromPlanOrder(plan(), flat.data(), buffers[i]->data());
+    std::vector<float> flat(plan().flat_size), moments(MomentsSize(plan()));
+    for (const auto& [from, to] : {std::pair{plan().master, &flat}, {plan().moments, &moments}}) {
+      RETURN_IF_ERROR(CudaStatus(cudaMemcpy(to->data(), Get<float>(from), to->size() * sizeof(float), cudaMemcpyDeviceToHost), "copying the state from the GPU"));
     }
-    return state;
+    return StateOfRanks(plan(), flat.data(), moments, record, &communicator_);
   }
+  bool shared_state() const override { return plan().sharded; }
+  std::string WaitingIn() const override { return DescribeProgress(plan(), arenas_->progress()); }
 
   // On the step's own stream between two steps: a copy on the device, which takes as long as the arenas' bytes.
   absl::StatusOr<std::unique_ptr<StateSnapshot>> Snapshot() override {
+    if (plan().saved == kNone) {
+      RETURN_IF_ERROR(RunOps(plan().snapshot, [](const Op&) { return true; }));
+      return nullptr;
+    }
     if (snapshot_lent_.exchange(true)) return ErrorOf(v1::REASON_INTERNAL, "a snapshot was asked for while another is being read.");
     auto snapshot = std::make_unique<SavedState>(*arenas_, saving_, saving_chunk_.get(), &snapshot_lent_);
     RETURN_IF_ERROR(RunOps(plan().snapshot, [](const Op&) { return true; }));
@@ -262,7 +275,7 @@ class FusedGpuStep : public Step {
     // The batches' memory is the caller's again. Their copies are over before the step begins to compute.
     RETURN_IF_ERROR(CudaStatus(cudaEventSynchronize(copied_[slot_]), "copying a batch to the GPU"));
     RETURN_IF_ERROR(CopyNext());
-    return communicator_.CheckAsync();
+    return CheckPeers();
   }
 
   int records_behind() const override { return 1; }
@@ -279,7 +292,7 @@ class FusedGpuStep : public Step {
         return ErrorOf(v1::REASON_INTERNAL, absl::StrCat("step number ", reader_->taken() + 1, " of this process is over on the GPU, but left no record."));
       }
       if (over != cudaErrorNotReady) return CudaStatus(over, "the step on the GPU");
-      RETURN_IF_ERROR(communicator_.CheckAsync());
+      RETURN_IF_ERROR(CheckPeers());
       if (round < kSpins) {
         std::this_thread::yield();
       } else {
@@ -305,7 +318,10 @@ class FusedGpuStep : public Step {
                                "copying the loss"));
     double sum = 0;
     for (double partial : partials) sum += partial;
-    return LossSum{sum, double(batch.real) * double(LossElements(plan().geometry))};
+    uint64_t not_finite = 0;
+    RETURN_IF_ERROR(CudaStatus(cudaMemcpy(&not_finite, Get<uint64_t>(plan().not_finite), sizeof not_finite, cudaMemcpyDeviceToHost), "copying the loss"));
+    RETURN_IF_ERROR(CudaStatus(cudaMemsetAsync(Get<uint64_t>(plan().not_finite), 0, sizeof not_finite, stream_), "clearing the loss"));
+    return LossSum{sum, double(batch.real) * double(LossElements(plan().geometry)), VisitOf(not_finite)};
   }
 
   absl::StatusOr<Reconstruction> Reconstruct(const MicroBatch& batch) override {
@@ -371,7 +387,7 @@ class FusedGpuStep : public Step {
     cudaDeviceProp device{};
     cudaGetDeviceProperties(&device, 0);
     return absl::StrCat("fused on ", device.name, ", ", spec_.step().precision(), ", ", plan().forward_backward.size() + plan().update.size(),
-                        " operations in ", spec_.step().accumulation() == 1 ? "one graph" : "two graphs", ", ", plan().TotalBytes() >> 20, " MiB planned");
+                        " operations in ", spec_.step().accumulation() == 1 ? "one graph" : "two graphs", ", ", plan().TotalBytes() >> 20, " MiB planned, ", gemm_->known_algorithms(), " products by a table");
   }
 
   // Times the candidates of every product on what the arenas hold now, and records the graphs again.
@@ -379,9 +395,12 @@ class FusedGpuStep : public Step {
     GpuContext context = Context();
     context.tune = true;
     for (const Op& op : plan().forward_backward) {
-      if (std::holds_alternative<Gemm>(op.args)) RETURN_IF_ERROR(RunOpOnGpu(op, arenas_->addresses, context));
+      if (std::holds_alternative<Gemm>(op.args) || std::holds_alternative<GemmGelu>(op.args) || std::holds_alternative<GemmGeluBackward>(op.args)) {
+        RETURN_IF_ERROR(RunOpOnGpu(op, arenas_->addresses, context));
+      }
     }
     RETURN_IF_ERROR(Synchronize());
+    RETURN_IF_ERROR(kernels::CacheAlgorithms(kernels::AlgorithmTableName(), gemm_->WriteTable()));
     return Record();
   }
 
@@ -389,7 +408,16 @@ class FusedGpuStep : public Step {
   const Plan& plan() const { return arenas_->plan; }
   template <typename V>
   V* Get(TensorId id) const { return arenas_->addresses.Get<V>(id); }
-  GpuContext Context() const { return {gemm_.get(), stream_, 0, spec_.step().tf32(), &communicator_, false}; }
+  GpuContext Context() const { return {gemm_.get(), stream_, 0, spec_.step().tf32(), &communicator_, false, epilogues_}; }
+  // What NCCL says of the others, with the place; then nothing of it is left under way that this process would wait for.
+  absl::Status CheckPeers() {
+    absl::Status status = communicator_.CheckAsync();
+    if (status.ok()) return status;
+    const std::string place = WaitingIn();
+    communicator_.Abort();
+    (void)last_graph_.release(), (void)micro_graph_.release(), (void)update_graph_.release();   // they refer to what is gone
+    return place.empty() ? status : Annotate(status, place);
+  }
   absl::Status Synchronize() { return CudaStatus(cudaStreamSynchronize(stream_), "the step on the GPU"); }
 
   absl::Status RunOps(const std::vector<Op>& ops, const std::function<bool(const Op&)>& take) { return RunOps(ops, ops.size(), take); }
@@ -520,10 +548,6 @@ class FusedGpuStep : public Step {
            std::equal(prefetched_->ids.begin(), prefetched_->ids.end(), batch.visit_ids_B);
   }
 
-  // Of BuffersOf.
-  float* Buffer(size_t i) const {
-    return i == 0 ? Get<float>(plan().master) : Get<float>(plan().moments) + int64_t(i - 1) * plan().flat_size;
-  }
   absl::StatusOr<std::vector<float>> Parameters() {
     RETURN_IF_ERROR(Synchronize());
     std::vector<float> flat(plan().flat_size), by_table(table_.flat_size, 0.0f);
@@ -543,14 +567,13 @@ class FusedGpuStep : public Step {
     ASSIGN_OR_RETURN(const std::vector<float> by_table, Parameters());
     std::vector<float> flat(features_->plan.flat_size, 0.0f);
     ToPlanOrder(features_->plan, by_table.data(), flat.data());
-    RETURN_IF_ERROR(CudaStatus(cudaMemcpy(features_->addresses.At(features_->plan.master), flat.data(), flat.size() * sizeof(float), cudaMemcpyHostToDevice),
-                               "copying parameters"));
+    RETURN_IF_ERROR(CopyToGpu(features_->addresses.At(features_->plan.master), flat.data(), int64_t(flat.size() * sizeof(float)), "copying parameters"));
     features_are_fresh_ = true;
     return RefreshComputeCopyOnGpu(features_->addresses, stream_);
   }
 
   const v1::JobSpec spec_;
-  const bool options_beside_;
+  const bool options_beside_, epilogues_;
   const ParameterTable table_;
   Communicator& communicator_;
   cudaStream_t stream_ = nullptr, beside_ = nullptr, reductions_ = nullptr, copy_ = nullptr, saving_ = nullptr;
@@ -592,7 +615,7 @@ absl::StatusOr<std::unique_ptr<Step>> MakeFusedGpuStep(const StepOptions& option
   const ComputeType compute = options.spec.step().precision() == "bf16" ? ComputeType::kBF16 : ComputeType::kF32;
   StepOptions here = options;
   here.spec.mutable_resources()->set_ranks(communicator->size());
-  PlanOptions plan_options{.compute = compute};
+  PlanOptions plan_options{.compute = compute, .rank = communicator->rank(), .rows = options.rows};
   if (options.bucket_elements > 0) plan_options.bucket_elements = options.bucket_elements;
   ASSIGN_OR_RETURN(Plan plan, Plan::Make(here.spec, plan_options));
   auto step = std::make_unique<FusedGpuStep>(here, table, communicator);

@@ -2,13 +2,18 @@
 // what the host makes of records and snapshots. Host memory; shared by the fused steps of all devices.
 #pragma once
 
+#include <atomic>
 #include <cstring>
+#include <optional>
+#include <string>
 #include <vector>
 
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
 #include "base/plan/plan.h"
 #include "base/status.h"
+#include "worker/comm/communicator.h"
+#include "worker/step/fused_addresses.h"
 #include "worker/step/step.h"
 
 namespace hierad {
@@ -55,6 +60,9 @@ inline absl::Status CheckLabels(const MicroBatch& batch, const Geometry& g) {
   return absl::OkStatus();
 }
 
+// Of StepRecord::not_finite.
+inline std::optional<uint64_t> VisitOf(uint64_t not_finite) { return not_finite == 0 ? std::nullopt : std::optional(not_finite - 1); }
+
 // What the host hears of a step.
 inline StepResult ResultOf(const StepRecord& r) {
   StepResult result;
@@ -65,6 +73,8 @@ inline StepResult ResultOf(const StepRecord& r) {
   result.nan_in_row = r.nan_in_row;
   result.halted = r.halted != 0;
   result.signals = {(r.signals & 1) != 0, (r.signals & 2) != 0};
+  result.not_finite_visit = VisitOf(r.not_finite);
+  result.input_not_finite = result.not_finite_visit.has_value() || (r.signals & 4) != 0;
   auto seconds = [&](StepPhase phase) { return double(r.spent_ns[int(phase)]) * 1e-9; };
   result.times = StepResult::Times{seconds(StepPhase::kIdle), seconds(StepPhase::kForward), seconds(StepPhase::kBackward),
                                    seconds(StepPhase::kCommunication), seconds(StepPhase::kOptimizer)};
@@ -84,15 +94,88 @@ inline std::vector<const std::vector<float>*> BuffersOf(const Plan& plan, const 
   return buffers;
 }
 
-// A snapshot's buffers, one behind the other in plan order, and its record, as a state.
-inline TrainState StateOf(const Plan& plan, const float* buffers, const StepRecord& record) {
+// Elements of a rank's kMoments.
+inline int64_t MomentsSize(const Plan& plan) { return plan.num_moments * plan.flat_size / (plan.sharded ? plan.ranks : 1); }
+
+// Between buffer `i` of the moments in plan order and rank `rank`'s arena, which holds the rank's parts alone where they are
+// sharded: calls body(place in plan order, place in the arena, elements).
+template <typename Body>
+void ForEachPart(const Plan& plan, int64_t rank, int64_t i, const Body& body) {
+  if (!plan.sharded) return body(int64_t{0}, i * plan.flat_size, plan.flat_size);
+  for (const Bucket& bucket : plan.buckets) {
+    const Plan::Shard shard = plan.ShardOf(bucket, rank);
+    body(shard.first, shard.moments + i * shard.size, shard.size);
+  }
+}
+
+// A state's moments as rank `rank`'s arena holds them.
+inline std::vector<float> MomentsOf(const Plan& plan, int64_t rank, const TrainState& state) {
+  std::vector<float> moments(MomentsSize(plan), 0.0f), flat(plan.flat_size, 0.0f);
+  const auto buffers = BuffersOf(plan, state);
+  for (size_t i = 1; i < buffers.size(); ++i) {
+    ToPlanOrder(plan, buffers[i]->data(), flat.data());
+    ForEachPart(plan, rank, int64_t(i) - 1, [&](int64_t at, int64_t in_arena, int64_t size) {
+      std::memcpy(moments.data() + in_arena, flat.data() + at, size * sizeof(float));
+    });
+  }
+  return moments;
+}
+
+// The state of a record, the parameters in plan order, and the moments' arenas of all ranks (of one where they are not sharded).
+inline TrainState StateOf(const Plan& plan, const float* parameters, const std::vector<const float*>& moments, const StepRecord& record) {
   TrainState state{record.step, record.updates, record.nan_in_row, {}, {}, {}, {}};
-  for (std::vector<float>* buffer : BuffersOf(plan, &state)) {
-    buffer->assign(plan.table.flat_size, 0.0f);
-    FromPlanOrder(plan, buffers, buffer->data());
-    buffers += plan.flat_size;
+  std::vector<float> flat(plan.flat_size);
+  const auto buffers = BuffersOf(plan, &state);
+  for (size_t i = 0; i < buffers.size(); ++i) {
+    buffers[i]->assign(plan.table.flat_size, 0.0f);
+    for (size_t r = 0; i > 0 && r < moments.size(); ++r) {
+      ForEachPart(plan, int64_t(r), int64_t(i) - 1, [&](int64_t at, int64_t in_arena, int64_t size) {
+        std::memcpy(flat.data() + at, moments[r] + in_arena, size * sizeof(float));
+      });
+    }
+    FromPlanOrder(plan, i == 0 ? parameters : flat.data(), buffers[i]->data());
   }
   return state;
+}
+
+// A snapshot's buffers, one behind the other as they lie in its arena, and its record, as a state.
+inline TrainState StateOfSnapshot(const Plan& plan, const float* buffers, const StepRecord& record) {
+  std::vector<const float*> moments;
+  for (int64_t r = 0; r < (plan.sharded ? plan.ranks : 1); ++r) moments.push_back(buffers + plan.flat_size + r * MomentsSize(plan));
+  return StateOf(plan, buffers, moments, record);
+}
+
+// The same from what this rank holds; where the moments are sharded all ranks call it, and each gets the others'.
+inline absl::StatusOr<TrainState> StateOfRanks(const Plan& plan, const float* parameters, const std::vector<float>& own_moments,
+                                               const StepRecord& record, Communicator* communicator) {
+  std::vector<std::vector<float>> all{own_moments};
+  if (plan.sharded) {
+    all.resize(size_t(plan.ranks));
+    for (int r = 0; r < int(plan.ranks); ++r) {
+      all[size_t(r)].resize(own_moments.size());
+      if (r == plan.options.rank) all[size_t(r)] = own_moments;
+      RETURN_IF_ERROR(communicator->BroadcastHost(all[size_t(r)].data(), int64_t(own_moments.size() * sizeof(float)), r));
+    }
+  }
+  std::vector<const float*> moments;
+  for (const std::vector<float>& one : all) moments.push_back(one.data());
+  return StateOf(plan, parameters, moments, record);
+}
+
+// "all-reduce 3 of 9 of step 17", empty between two. Any thread.
+inline std::string DescribeProgress(const Plan& plan, CollectiveProgress* progress) {
+  if (progress == nullptr) return "";
+  auto value = [](int64_t* place) { return std::atomic_ref<int64_t>(*place).load(std::memory_order_relaxed); };
+  const int64_t left = value(&progress->left), entered = value(&progress->entered), step = value(&progress->step);
+  if (entered == left || entered == 0) return "";
+  for (const std::vector<Op>* ops : {&plan.forward_backward, &plan.update, &plan.snapshot}) {
+    for (const Op& op : *ops) {
+      const Announced* announced = AnnouncedBy(op.args);
+      if (announced == nullptr || announced->number != entered) continue;
+      return absl::StrCat(op.name, op.reduces ? absl::StrCat(" of ", plan.buckets.size(), " buckets") : "", ", step ", step);
+    }
+  }
+  return "";
 }
 
 }  // namespace hierad

@@ -3,6 +3,7 @@
 #include "absl/strings/str_cat.h"
 #include "base/status.h"
 #include "worker/kernels/attention.h"
+#include "worker/kernels/gemm_gelu.h"
 #include "worker/kernels/kernels.h"
 
 namespace hierad {
@@ -25,14 +26,83 @@ class GpuOps {
     if (context_.tune) return context_.gemm->Tune(shape, at_.At(o.a), at_.At(o.b), at_.At(o.c), bias, stream_);
     return context_.gemm->Run(shape, at_.At(o.a), at_.At(o.b), at_.At(o.c), bias, stream_, context_.lane);
   }
+  // With the elementwise part in the product's epilogue where there is such a kernel, else behind it.
+  absl::Status operator()(const GemmGelu& o) const {
+    if (InEpilogue(o)) {
+      const k::GemmGeluForward product{o.m, o.n, o.k, at_.At(o.a), at_.At(o.b), Real(o.bias), at_.At(o.h), at_.At(o.g)};
+      return context_.tune ? absl::OkStatus() : CudaStatus(k::RunGemmGelu(product, stream_), "a product with GELU");
+    }
+    RETURN_IF_ERROR((*this)(Gemm{o.a, o.b, o.h, o.bias, o.m, o.n, o.k, false, true, false}));
+    return context_.tune ? absl::OkStatus() : CudaStatus(k::Gelu(Narrow(o.h), Narrow(o.g), o.m * o.n, stream_), "a kernel's launch");
+  }
+  absl::Status operator()(const GemmGeluBackward& o) const {
+    if (InEpilogue(o)) {
+      const k::GemmGeluBackward product{o.m, o.n, o.k, at_.At(o.a), at_.At(o.b), at_.At(o.h), at_.At(o.dh), at_.At(o.g), Real(o.dh_parts)};
+      return context_.tune ? absl::OkStatus() : CudaStatus(k::RunGemmGeluBackward(product, stream_), "a product with GELU's backward");
+    }
+    RETURN_IF_ERROR((*this)(Gemm{o.a, o.b, o.dh, kNone, o.m, o.n, o.k, false, false, false}));
+    if (context_.tune) return absl::OkStatus();
+    return CudaStatus(k::GeluBackward(Narrow(o.h), Narrow(o.dh), Narrow(o.dh), Narrow(o.g), Real(o.dh_parts), o.m, int(o.n), int(o.num_parts), stream_), "a kernel's launch");
+  }
   absl::Status operator()(const BatchedGemm& o) const {
     constexpr bool kNarrow = sizeof(T) != sizeof(float);
     const k::GemmShape shape{o.m, o.n, o.k, false, o.trans_b, false, false, kNarrow, false, !kNarrow && context_.tf32,
                              o.count, float(o.alpha), float(o.beta)};
     return context_.gemm->Run(shape, at_.At(o.a), at_.At(o.b), at_.At(o.d), nullptr, stream_, context_.lane, at_.At(o.c));
   }
-  absl::Status operator()(const ReduceBucket& o) const {
+  absl::Status operator()(const ReduceBucket& o) const { return Announce(o, [&] { return o.own == kNone ? Reduce(o) : Scatter(o); }); }
+  absl::Status operator()(const GatherBucket& o) const {
+    return Announce(o, [&] { return context_.communicator->AllGather(at_.At(o.slice), plan_.tensors[o.slice].bytes / plan_.ranks, stream_); });
+  }
+  absl::Status operator()(const GatherMoments& o) const {
+    return Announce(o, [&] {
+      std::byte* to = o.snapshot == kNone ? nullptr : at_.Get<std::byte>(o.snapshot) + plan_.tensors[plan_.master].bytes;
+      return context_.communicator->Gather(at_.At(o.moments), to, o.bytes, 0, stream_);
+    });
+  }
+  absl::Status operator()(const GatherMatrices& o) const {
+    return Announce(o, [&]() -> absl::Status {
+      const int64_t bytes = o.size * int64_t(sizeof(T));
+      RETURN_IF_ERROR(CudaStatus(cudaMemcpyAsync(at_.Get<std::byte>(o.all) + plan_.options.rank * bytes, at_.At(o.own), bytes,
+                                                 cudaMemcpyDeviceToDevice, stream_), "copying a rank's matrices"));
+      return context_.communicator->AllGather(at_.At(o.all), bytes, stream_);
+    });
+  }
+  template <typename O>
+  absl::Status operator()(const O& o) const { return CudaStatus(Launch(o), "a kernel's launch"); }
+
+ private:
+  // A collective between the words that it has begun and that it is over.
+  template <typename O, typename Body>
+  absl::Status Announce(const O& o, const Body& body) const {
     if (context_.communicator == nullptr) return ErrorOf(v1::REASON_INTERNAL, "a plan of several ranks runs without a communicator.");
+    auto say = [&](bool entered) {
+      return CudaStatus(k::AnnounceCollective(Scalars(o.announced.scalars), at_.Get<CollectiveProgress>(o.announced.progress), o.announced.number,
+                                              entered, stream_), "a kernel's launch");
+    };
+    RETURN_IF_ERROR(say(true));
+    RETURN_IF_ERROR(body());
+    return say(false);
+  }
+
+  absl::Status Scatter(const ReduceBucket& o) const {
+    const int64_t part = o.size / plan_.ranks, buckets = int64_t(plan_.buckets.size());
+    if (o.staging != kNone) {
+      auto* narrow = at_.Get<__nv_bfloat16>(o.staging);
+      RETURN_IF_ERROR(CudaStatus(k::Cast(Real(o.slice), narrow, o.size, stream_), "a kernel's launch"));
+      RETURN_IF_ERROR(context_.communicator->ReduceScatterSumBF16(at_.Get<uint16_t>(o.staging), part, stream_));
+      RETURN_IF_ERROR(CudaStatus(k::Cast(narrow + plan_.options.rank * part, Real(o.own), part, stream_), "a kernel's launch"));
+    } else {
+      RETURN_IF_ERROR(context_.communicator->ReduceScatterSum(Real(o.slice), part, stream_));
+    }
+    RETURN_IF_ERROR(CudaStatus(k::SumOfSquares(Real(o.own), Doubles(o.partials), Doubles(o.sums) + plan_.options.rank * buckets + o.index, part,
+                                               stream_), "a kernel's launch"));
+    if (o.tail == kNone) return absl::OkStatus();
+    RETURN_IF_ERROR(context_.communicator->AllReduceSum(Real(o.tail), kGradientTail, stream_));
+    return context_.communicator->AllGather(Doubles(o.sums), buckets * int64_t(sizeof(double)), stream_);
+  }
+
+  absl::Status Reduce(const ReduceBucket& o) const {
     if (o.staging != kNone) {
       RETURN_IF_ERROR(CudaStatus(k::Cast(Real(o.slice), at_.Get<__nv_bfloat16>(o.staging), o.size, stream_), "a kernel's launch"));
       RETURN_IF_ERROR(context_.communicator->AllReduceSumBF16(at_.Get<uint16_t>(o.staging), o.size, stream_));
@@ -44,12 +114,13 @@ class GpuOps {
     return o.tail == kNone ? absl::OkStatus() : context_.communicator->AllReduceSum(Real(o.tail), kGradientTail, stream_);
   }
   template <typename O>
-  absl::Status operator()(const O& o) const { return CudaStatus(Launch(o), "a kernel's launch"); }
-
- private:
+  bool InEpilogue(const O& o) const {
+    return sizeof(T) != sizeof(float) && context_.epilogues && k::TakesGemmGelu(o.m, o.n, o.k);
+  }
   cudaError_t Launch(const ConvertInput& o) const {
-    return k::ConvertInput(Scalars(o.scalars), at_.At(o.source), SourceType(o.source), Ids(o.source_ids), Ids(o.source_labels),
-                           Real(o.scale), Real(o.shift), Real(o.x), Ids(o.visit_ids), Ids(o.labels), o.batch, o.channels, o.samples, stream_);
+    return k::ConvertInput({Scalars(o.scalars), at_.At(o.source), plan_.tensors[o.source].dtype, Ids(o.source_ids), Ids(o.source_labels),
+                            Real(o.offset), Real(o.scale), Real(o.x), Ids(o.visit_ids), Ids(o.labels),
+                            at_.Get<uint64_t>(o.not_finite), o.batch, o.rules}, stream_);
   }
   cudaError_t Launch(const DrawMask& o) const {
     return k::DrawMask(Scalars(o.scalars), Ids(o.visit_ids), Bytes(o.keep_mask), Ints(o.keep_idx), int(o.batch), int(o.mask_units),
@@ -117,10 +188,6 @@ class GpuOps {
     return k::ResidualBackward(Scalars(o.scalars), Ids(o.visit_ids), {o.rate, o.block, o.which}, Real(o.dout), Narrow(o.dy), o.batch,
                                o.tokens * o.dim, stream_);
   }
-  cudaError_t Launch(const Gelu& o) const { return k::Gelu(Narrow(o.h), Narrow(o.g), o.size, stream_); }
-  cudaError_t Launch(const GeluBackward& o) const {
-    return k::GeluBackward(Narrow(o.h), Narrow(o.dg), Narrow(o.dh), Narrow(o.g), Real(o.dh_parts), o.rows, int(o.cols), int(o.num_parts), stream_);
-  }
   cudaError_t Launch(const FusionGather& o) const {
     const k::FusionShape s{int(o.batch), int(o.kept), int(o.finals), int(o.taps), int(o.dim)};
     return IsReal(o.rows) ? k::FusionGather(s, Real(o.x), Ints(o.order), Real(o.rows), stream_)
@@ -140,8 +207,18 @@ class GpuOps {
     return k::DecoderAssembleBackward(s, Real(o.dx), Bytes(o.keep_mask), Ints(o.order), Narrow(o.dy), Real(o.dmask_token), Real(o.dposition),
                                       Real(o.scratch), o.accumulate, stream_);
   }
+  template <typename O>
+  k::MaskedShape Masked(const O& o) const {
+    return {int(o.batch), int(o.mask_units), int(o.kept), int(o.finals), int(o.dim * (IsReal(o.x) ? sizeof(float) : sizeof(T)))};
+  }
+  cudaError_t Launch(const TakeMasked& o) const {
+    return k::TakeMasked(Masked(o), at_.At(o.x), Bytes(o.keep_mask), Ints(o.order), at_.At(o.rows), stream_);
+  }
+  cudaError_t Launch(const PutMasked& o) const {
+    return k::PutMasked(Masked(o), at_.At(o.rows), Bytes(o.keep_mask), Ints(o.order), at_.At(o.x), stream_);
+  }
   cudaError_t Launch(const MaeLoss& o) const {
-    const k::MaeLossShape s{int(o.batch), int(o.mask_units), int(o.finals), int(o.pred_dim), o.sample_size, o.norm_target, o.accumulate};
+    const k::MaeLossShape s{int(o.batch), int(o.mask_units), int(o.kept), int(o.finals), int(o.pred_dim), o.sample_size, o.norm_target, o.accumulate};
     return k::MaeLoss(Scalars(o.scalars), s, Narrow(o.pred), Real(o.x), Bytes(o.keep_mask), Ints(o.order), Ints(o.label_index),
                       Narrow(o.dpred), Doubles(o.partials), stream_);
   }
@@ -175,18 +252,22 @@ class GpuOps {
                            o.size, int(o.batch), o.own_signals, stream_);
   }
   cudaError_t Launch(const PackTail& o) const {
-    return k::PackTail(Scalars(o.scalars), Doubles(o.loss_partials), Real(o.tail), int(o.batch), stream_);
+    return k::PackTail(Scalars(o.scalars), Doubles(o.loss_partials), at_.Get<uint64_t>(o.not_finite), Real(o.tail), int(o.batch), stream_);
   }
   cudaError_t Launch(const UnpackTail& o) const {
     return k::UnpackTail(Real(o.tail), Doubles(o.loss_partials), at_.Get<StepRecord>(o.record), int(o.batch), stream_);
   }
   cudaError_t Launch(const Mark& o) const { return k::Mark(Scalars(o.scalars), at_.Get<StepRecord>(o.record), o.phase, stream_); }
   cudaError_t Launch(const PublishRecord& o) const {
-    return k::PublishRecord(at_.Get<StepRecord>(o.record), at_.Get<RecordSlot>(o.ring), stream_);
+    return k::PublishRecord(at_.Get<StepRecord>(o.record), at_.Get<uint64_t>(o.not_finite), at_.Get<RecordSlot>(o.ring), stream_);
   }
   cudaError_t Launch(const SnapshotState& o) const {
     std::byte* to = at_.Get<std::byte>(o.snapshot);
     for (TensorId id : {o.master, o.moments, o.record}) {
+      if (id == kNone) {   // comes by a GatherMoments
+        to += plan_.ranks * plan_.tensors[plan_.moments].bytes;
+        continue;
+      }
       const int64_t bytes = plan_.tensors[id].bytes;
       if (const cudaError_t error = cudaMemcpyAsync(to, at_.At(id), bytes, cudaMemcpyDeviceToDevice, stream_); error != cudaSuccess) return error;
       to += bytes;
@@ -195,13 +276,14 @@ class GpuOps {
   }
   cudaError_t Launch(const AdamW& o) const {
     return k::AdamW(Scalars(o.scalars), at_.Get<StepRecord>(o.record), {o.beta1, o.beta2, o.eps, o.weight_decay, o.clip_norm}, Real(o.master),
-                    Real(o.gradients), Real(o.moments), Bytes(o.decay), Real(o.scale), Narrow(o.compute), o.size, stream_);
+                    Real(o.gradients), Real(o.moments), Bytes(o.decay) + o.first / kParameterAlign,
+                    o.scale == kNone ? nullptr : Real(o.scale) + o.first / kParameterAlign, Narrow(o.compute), o.size, stream_);
   }
   cudaError_t Launch(const AverageWeights& o) const {
     return k::AverageWeights(at_.Get<StepRecord>(o.record), o.decay, Real(o.master), Real(o.moments) + 2 * o.size, o.size, stream_);
   }
   cudaError_t Launch(const MuonMomentum& o) const {
-    return k::MuonMomentum(at_.Get<StepRecord>(o.record), {int(o.count), int(o.rows), int(o.cols)}, o.momentum, o.clip_norm, o.nesterov,
+    return k::MuonMomentum(at_.Get<StepRecord>(o.record), {int(o.count), int(o.rows), int(o.cols)}, int(o.first), int(o.own), o.momentum, o.clip_norm, o.nesterov,
                            Real(o.gradients), Real(o.moments), Ids(o.places), Narrow(o.x), Doubles(o.scratch), stream_);
   }
   cudaError_t Launch(const MuonUpdate& o) const {
@@ -212,14 +294,6 @@ class GpuOps {
   // The copy in T of a master parameter.
   const void* Compute(TensorId master) const {
     return at_.arena[int(Arena::kCompute)] + plan_.tensors[master].offset / int64_t(sizeof(float)) * int64_t(sizeof(T));
-  }
-  k::Source SourceType(TensorId id) const {
-    switch (plan_.tensors[id].dtype) {
-      case DType::kU8: return k::Source::kU8;
-      case DType::kI16: return k::Source::kI16;
-      case DType::kF16: return k::Source::kF16;
-      default: return k::Source::kF32;
-    }
   }
   bool IsReal(TensorId id) const { return plan_.tensors[id].dtype == DType::kF32; }
   float* Real(TensorId id) const { return at_.Get<float>(id); }

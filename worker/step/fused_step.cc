@@ -31,7 +31,7 @@ class SavedState : public StateSnapshot {
     const Plan& plan = executor_.plan();
     StepRecord record;
     std::memcpy(&record, executor_.Get<char>(plan.saved) + (1 + plan.num_moments) * plan.flat_size * int64_t(sizeof(float)), sizeof record);
-    return StateOf(plan, executor_.Get<float>(plan.saved), record);
+    return StateOfSnapshot(plan, executor_.Get<float>(plan.saved), record);
   }
 
  private:
@@ -41,8 +41,8 @@ class SavedState : public StateSnapshot {
 
 class FusedCpuStep : public Step {
  public:
-  FusedCpuStep(const StepOptions& options, const ParameterTable& table, std::unique_ptr<FusedExecutor> executor)
-      : spec_(options.spec), table_(table), executor_(std::move(executor)),
+  FusedCpuStep(const StepOptions& options, const ParameterTable& table, Communicator* communicator, std::unique_ptr<FusedExecutor> executor)
+      : spec_(options.spec), table_(table), communicator_(*communicator), executor_(std::move(executor)),
         reader_(executor_->Get<RecordSlot>(executor_->plan().ring)) {}
 
   absl::Status Initialize() override {
@@ -57,8 +57,9 @@ class FusedCpuStep : public Step {
   absl::Status Load(const TrainState& state) override {
     RETURN_IF_ERROR(CheckState(state, table_));
     const Plan& plan = executor_->plan();
-    const auto buffers = BuffersOf(plan, state);
-    for (size_t i = 0; i < buffers.size(); ++i) ToPlanOrder(plan, buffers[i]->data(), Buffer(i));
+    ToPlanOrder(plan, state.parameters.data(), executor_->Get<float>(plan.master));
+    const std::vector<float> moments = MomentsOf(plan, plan.options.rank, state);
+    std::memcpy(executor_->Get<float>(plan.moments), moments.data(), moments.size() * sizeof(float));
     RefreshComputeCopyOnCpu(executor_->addresses());
     StepRecord fresh{};
     fresh.step = state.step;
@@ -73,17 +74,20 @@ class FusedCpuStep : public Step {
 
   absl::StatusOr<TrainState> Save() override {
     const Plan& plan = executor_->plan();
-    TrainState state{record().step, record().updates, record().nan_in_row, {}, {}, {}, {}};
-    const auto buffers = BuffersOf(plan, &state);
-    for (size_t i = 0; i < buffers.size(); ++i) {
-      buffers[i]->assign(table_.flat_size, 0.0f);
-      FromPlanOrder(plan, Buffer(i), buffers[i]->data());
-    }
-    return state;
+    const float* moments = executor_->Get<float>(plan.moments);
+    return StateOfRanks(plan, executor_->Get<float>(plan.master), {moments, moments + MomentsSize(plan)}, record(), &communicator_);
+  }
+  bool shared_state() const override { return executor_->plan().sharded; }
+  std::string WaitingIn() const override {
+    return DescribeProgress(executor_->plan(), executor_->Get<CollectiveProgress>(executor_->plan().progress));
   }
   absl::StatusOr<uint64_t> ParameterHash() override { return HashOf(Parameters()); }
 
   absl::StatusOr<std::unique_ptr<StateSnapshot>> Snapshot() override {
+    if (executor_->plan().saved == kNone) {
+      RETURN_IF_ERROR(executor_->RunSnapshot());
+      return nullptr;
+    }
     if (snapshot_lent_.exchange(true)) return ErrorOf(v1::REASON_INTERNAL, "a snapshot was asked for while another is being read.");
     RETURN_IF_ERROR(executor_->RunSnapshot());
     return std::make_unique<SavedState>(*executor_, &snapshot_lent_);
@@ -126,7 +130,7 @@ class FusedCpuStep : public Step {
     RETURN_IF_ERROR(Stage(batch, 0, Draw::kEvalMask, executor_.get()));
     executor_->ClearSums();
     RETURN_IF_ERROR(executor_->RunForward());
-    return LossSum{LossNumerator(), double(batch.real) * double(LossElements(executor_->plan().geometry))};
+    return LossSum{LossNumerator(), double(batch.real) * double(LossElements(executor_->plan().geometry)), VisitOf(std::exchange(*executor_->Get<uint64_t>(executor_->plan().not_finite), 0))};
   }
 
   absl::StatusOr<Reconstruction> Reconstruct(const MicroBatch& batch) override {
@@ -183,11 +187,6 @@ class FusedCpuStep : public Step {
   StepScalars& scalars() { return *executor_->Get<StepScalars>(executor_->plan().scalars); }
   StepRecord& record() { return *executor_->Get<StepRecord>(executor_->plan().record); }
 
-  // Of BuffersOf.
-  float* Buffer(size_t i) {
-    const Plan& plan = executor_->plan();
-    return i == 0 ? executor_->Get<float>(plan.master) : executor_->Get<float>(plan.moments) + int64_t(i - 1) * plan.flat_size;
-  }
   std::vector<float> Parameters() {
     std::vector<float> flat(table_.flat_size);
     FromPlanOrder(executor_->plan(), executor_->Get<float>(executor_->plan().master), flat.data());
@@ -238,6 +237,7 @@ class FusedCpuStep : public Step {
 
   const v1::JobSpec spec_;
   const ParameterTable table_;
+  Communicator& communicator_;
   const std::unique_ptr<FusedExecutor> executor_;
   RecordReader reader_;
   std::atomic<bool> snapshot_lent_{false};
@@ -252,11 +252,11 @@ absl::StatusOr<std::unique_ptr<Step>> MakeFusedCpuStep(const StepOptions& option
   const ComputeType compute = options.spec.step().precision() == "bf16" ? ComputeType::kBF16 : ComputeType::kF32;
   StepOptions here = options;
   here.spec.mutable_resources()->set_ranks(communicator->size());
-  PlanOptions plan_options{.compute = compute};
+  PlanOptions plan_options{.compute = compute, .rank = communicator->rank(), .rows = options.rows};
   if (options.bucket_elements > 0) plan_options.bucket_elements = options.bucket_elements;
   ASSIGN_OR_RETURN(Plan plan, Plan::Make(here.spec, plan_options));
   ASSIGN_OR_RETURN(std::unique_ptr<FusedExecutor> executor, FusedExecutor::Make(std::move(plan), {.communicator = communicator}));
-  return std::make_unique<FusedCpuStep>(here, table, std::move(executor));
+  return std::make_unique<FusedCpuStep>(here, table, communicator, std::move(executor));
 }
 
 }  // namespace hierad

@@ -65,7 +65,7 @@ absl::Status Lanes::Join(int from, int to) {
 }
 
 int Lanes::LaneOf(const Op& op) const {
-  const int lane = std::holds_alternative<ReduceBucket>(op.args) ? kReductions : op.beside ? kBeside : kChain;
+  const int lane = AnnouncedBy(op.args) != nullptr ? kReductions : op.beside ? kBeside : kChain;
   return stream_[lane] == stream_[kChain] ? kChain : lane;
 }
 

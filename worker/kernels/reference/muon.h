@@ -16,7 +16,7 @@ struct MuonShape {
 };
 
 template <typename T, typename S>
-void MuonMomentum(const StepRecord& record, const MuonShape& shape, double momentum, double clip_norm, bool nesterov, const S* gradients,
+void MuonMomentum(const StepRecord& record, const MuonShape& shape, int64_t first, int64_t own, double momentum, double clip_norm, bool nesterov, const S* gradients,
                   S* moments, const int64_t* places, T* x, double* scratch) {
   if (record.skipped != 0) return;
   const S clip = S(clip_norm > 0 ? std::min(1.0, clip_norm / (record.grad_norm + 1e-6)) : 1.0), rest = S(1 - momentum);
@@ -33,10 +33,11 @@ void MuonMomentum(const StepRecord& record, const MuonShape& shape, double momen
     }
     std::fill_n(scratch + i * kMuonParts, kMuonParts, 0.0);
     scratch[i * kMuonParts] = squares;
+    if (i < first || i >= first + own) continue;
     const S norm = S(std::max(std::sqrt(squares), kMuonEpsilon));
     for (int64_t r = 0; r < shape.rows; ++r) {
       for (int64_t c = 0; c < shape.cols; ++c) {
-        x[i * size + (shape.rows > shape.cols ? c * shape.rows + r : r * shape.cols + c)] = T(u[r * shape.cols + c] / norm);
+        x[(i - first) * size + (shape.rows > shape.cols ? c * shape.rows + r : r * shape.cols + c)] = T(u[r * shape.cols + c] / norm);
       }
     }
   }

@@ -35,12 +35,24 @@ void SumParts(const S* parts, S* grad, int64_t cols, int64_t num_parts, bool acc
   }
 }
 
-// Writes the whole record of the step, counters included: AdamW only reads it.
 template <typename S>
-void GradientNorm(const StepScalars& scalars, const S* gradients, const double* loss_partials, StepRecord* record,
+double SumOfSquares(const S* values, int64_t size) {
+  double squares = 0;
+  for (int64_t i = 0; i < size; ++i) squares += double(values[i]) * double(values[i]);
+  return squares;
+}
+
+// Writes the whole record of the step, counters included: AdamW only reads it. gradients nullptr: `sums` holds `size` sums of
+// their squares.
+template <typename S>
+void GradientNorm(const StepScalars& scalars, const S* gradients, const double* sums, const double* loss_partials, StepRecord* record,
                   int64_t size, int64_t batch, bool own_signals) {
   double squares = 0, numerator = 0;
-  for (int64_t i = 0; i < size; ++i) squares += double(gradients[i]) * double(gradients[i]);
+  if (gradients == nullptr) {
+    for (int64_t i = 0; i < size; ++i) squares += sums[i];
+  } else {
+    squares = SumOfSquares(gradients, size);
+  }
   for (int64_t b = 0; b < batch; ++b) numerator += loss_partials[b];
   record->step = scalars.step;
   record->loss_numerator = numerator;
