@@ -139,11 +139,12 @@ class FusedCpuStep : public Step {
     if (g.spec.task() != "mae") return Step::Reconstruct(batch);
     if (batch.real == 0) return PutBack(g, 0, nullptr, {}, {});
     RETURN_IF_ERROR(Evaluate(batch).status());   // nothing has written over what it predicted
-    std::vector<float> pred(batch.real * g.num_tokens_final * g.pred_dim);
-    for (size_t i = 0; i < pred.size(); ++i) {
-      pred[i] = plan.options.compute == ComputeType::kBF16 ? float(executor_->Get<reference::BFloat16>(plan.pred)[i]) : executor_->Get<float>(plan.pred)[i];
+    std::vector<float> rows(plan.tensors[plan.pred].shape[0] / plan.batch * batch.real * g.pred_dim);   // of removed tokens
+    for (size_t i = 0; i < rows.size(); ++i) {
+      rows[i] = plan.options.compute == ComputeType::kBF16 ? float(executor_->Get<reference::BFloat16>(plan.pred)[i]) : executor_->Get<float>(plan.pred)[i];
     }
-    return PutBack(g, batch.real, executor_->Get<float>(plan.x), RemovedTokens(g, batch.real, executor_->Get<uint8_t>(plan.keep_mask)), pred);
+    const uint8_t* const keep_mask = executor_->Get<uint8_t>(plan.keep_mask);
+    return PutBack(g, batch.real, executor_->Get<float>(plan.x), RemovedTokens(g, batch.real, keep_mask), AtRemovedTokens(g, batch.real, keep_mask, rows));
   }
 
   absl::StatusOr<std::vector<float>> Features(const MicroBatch& batch) override {
