@@ -432,6 +432,18 @@ TEST_F(CommandTest, ListShowsNamesSafely) {
   EXPECT_EQ(json()["jobs"][0]["name"], "a\x1b[2J|\"b\nc");
 }
 
+TEST_F(CommandTest, WhatAJobReadsIsNamed) {
+  Serve();
+  control_.jobs = {MakeJob(2, v1::SUCCEEDED), MakeJob(1, v1::SUCCEEDED)};
+  control_.jobs[0].mutable_spec()->mutable_data()->set_source("synthetic");
+  control_.jobs[1].mutable_spec()->mutable_data()->set_source("npy");
+  control_.jobs[1].mutable_spec()->mutable_data()->set_path("/data/a.npy");
+  EXPECT_EQ(Run({"list", "--columns", "id,data"}), kExitOk);
+  EXPECT_THAT(out(), testing::AllOf(HasSubstr("2  synthetic (random numbers)\n"), HasSubstr("1  npy /data/a.npy\n")));
+  EXPECT_EQ(Run({"describe", "2"}), kExitOk);
+  EXPECT_THAT(out(), HasSubstr("data          synthetic (random numbers)\n"));
+}
+
 TEST_F(CommandTest, DescribeNamesDamagedCheckpoints) {
   Serve();
   control_.jobs = {MakeJob(2, v1::RUNNING)};

@@ -85,6 +85,7 @@ class WebTest(unittest.TestCase):
         self.assertRegex(dom, r"RUNNING !")
         dom = browse(self.c.folder, f"{self.url}#{self.data}", "job.png")
         self.assertIn("waits for input", dom)
+        self.assertIn("synthetic (random numbers)", dom)
         self.assertRegex(dom, r'<path d="M[\d. ML]+')   # the loss
         self.assertRegex(dom, r"waiting for input 4\d\.\d %")
         self.assertIn("GPU-fake-", dom)
