@@ -153,6 +153,7 @@ std::string ReadToEnd(int fd) {
 
 std::vector<std::string> RunRanks(const v1::JobSpec& job, int ranks, bool staged, int accumulation, int rows, int world) {
   const int each = rows * accumulation * (ranks == 1 ? world : 1);
+  const auto began = Clock::System().Monotonic();
   const Ranks started = Start(ranks, staged, [&](Communicator* communicator) {
     return Train(job, communicator, communicator->rank() * each, accumulation, each / accumulation, rows * accumulation * world);
   });
@@ -163,6 +164,8 @@ std::vector<std::string> RunRanks(const v1::JobSpec& job, int ranks, bool staged
     waitpid(started.pids[r], &status, 0);
     EXPECT_TRUE(WIFEXITED(status) && WEXITSTATUS(status) == 0) << "rank " << r << " ended with " << status;
   }
+  std::fprintf(stderr, "%d rank(s), %s%s: %.1f s\n", ranks, job.optimizer().name().c_str(), job.step().shard_optimizer() ? ", sharded" : "",
+               std::chrono::duration<double>(Clock::System().Monotonic() - began).count());
   return texts;
 }
 
@@ -186,10 +189,12 @@ TEST(FusedRanksGpuTest, RanksAreOneGpuWithTheBatchMultiplied) {
     job.mutable_step()->set_shard_optimizer(i % 4 == 2);
     SCOPED_TRACE(absl::StrCat("job ", i, ": ", job.ShortDebugString()));
     const int accumulation = jobs.Pick(1, 2), rows = jobs.Pick(1, 2);
-    const auto together = RunRanks(job, ranks, staged, accumulation, rows, ranks), again = RunRanks(job, ranks, staged, accumulation, rows, ranks);
+    const auto together = RunRanks(job, ranks, staged, accumulation, rows, ranks);
+    if (i % 3 == 0) {
+      EXPECT_EQ(together, RunRanks(job, ranks, staged, accumulation, rows, ranks)) << "two runs, the same bits";
+    }
     const auto alone = RunRanks(job, 1, staged, accumulation, rows, ranks);
     for (const std::string& text : together) EXPECT_EQ(text, together[0]) << "the same bits on every rank";
-    EXPECT_EQ(together, again) << "two runs, the same bits";
     ASSERT_EQ(together[0].size(), alone[0].size());
     ASSERT_GT(alone[0].size(), 0u);
     const double bound = job.step().reduce_dtype() == "bf16" ? 3e-2 : 1e-4;

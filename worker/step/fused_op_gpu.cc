@@ -254,12 +254,16 @@ class GpuOps {
   }
   cudaError_t Launch(const MuonMomentum& o) const {
     return k::MuonMomentum(at_.Get<StepRecord>(o.record), {int(o.count), int(o.rows), int(o.cols)}, int(o.first), int(o.own), o.momentum, o.clip_norm, o.nesterov,
-                           Real(o.gradients), Real(o.moments), Ids(o.places), Narrow(o.x), Doubles(o.scratch), stream_);
+                           Flat<float>(Arena::kGradients), Flat<float>(Arena::kMoments), Ids(o.places), Narrow(o.x), Doubles(o.scratch), stream_);
   }
   cudaError_t Launch(const MuonUpdate& o) const {
     return k::MuonUpdate(Scalars(o.scalars), at_.Get<StepRecord>(o.record), {int(o.count), int(o.rows), int(o.cols)}, o.weight_decay,
-                         Narrow(o.x), Ids(o.places), Real(o.scale), Real(o.master), Narrow(o.compute), stream_);
+                         Narrow(o.x), Ids(o.places), Real(o.scale), Flat<float>(Arena::kMaster), Flat<T>(Arena::kCompute), stream_);
   }
+
+  // A whole arena of parameters, of which the operation declares some; nullptr: there is none.
+  template <typename V>
+  V* Flat(Arena arena) const { return reinterpret_cast<V*>(at_.arena[int(arena)]); }
 
   // The copy in T of a master parameter.
   const void* Compute(TensorId master) const {
