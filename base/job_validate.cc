@@ -253,7 +253,7 @@ class Validator {
     if (step.shard_optimizer() && spec_.optimizer().name() == "muon") {
       Problem("step.shard_optimizer", "true is for optimizer.name adamw; muon's matrices are not cut: it shares out their products among the ranks by itself");
     }
-    if (step.mode() == "fused") return;
+    if (ResolvedMode(step, spec_.resources().device() == "cuda") == "fused") return;
     const std::string only = " is for step.mode fused; the mode is " + (step.mode().empty() ? std::string("auto") : step.mode());
     if (step.reduce_dtype() == "bf16") Problem("step.reduce_dtype", "bf16" + only);
     if (step.checkpoint_stages_size() > 0) Problem("step.checkpoint_stages", "it" + only);
@@ -280,6 +280,13 @@ absl::Status CheckJob(const v1::JobSpec& spec) {
 
 int64_t EffectiveBatch(const v1::JobSpec& spec) {
   return Times(Times(spec.step().batch_per_rank(), spec.resources().ranks()), spec.step().accumulation());
+}
+
+std::string ResolvedMode(const v1::StepSpec& step, bool gpu) {
+  if (!step.mode().empty() && step.mode() != "auto") return step.mode();
+  if (!gpu) return "optimized";
+  const bool any_attention = step.sdpa_backend().empty() || step.sdpa_backend() == "auto";
+  return any_attention && !step.tf32() ? "fused" : "graph_safe";
 }
 
 double PeakLr(const v1::JobSpec& spec) {

@@ -22,4 +22,8 @@ int64_t EffectiveBatch(const v1::JobSpec& spec);
 // Peak learning rate: lr, or blr * effective batch / 256.
 double PeakLr(const v1::JobSpec& spec);
 
+// step.mode, or what auto stands for: on a GPU fused, or graph_safe where tf32 or sdpa_backend ask for what fused has not;
+// on a CPU optimized.
+std::string ResolvedMode(const v1::StepSpec& step, bool gpu);
+
 }  // namespace hierad

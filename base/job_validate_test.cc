@@ -143,6 +143,17 @@ TEST(JobValidate, WhatOnlyFusedDoesNeedsFused) {
 }
 
 // Field report: another size than the built-in one failed in a reshape at the first step.
+TEST(JobValidate, AutoIsTheFastestModeThatDoesAllThatIsAsked) {
+  EXPECT_EQ(ResolvedMode(Job().step(), /*gpu=*/true), "fused");
+  EXPECT_EQ(ResolvedMode(Job().step(), /*gpu=*/false), "optimized");
+  EXPECT_EQ(ResolvedMode(Job({"step.tf32=true"}).step(), true), "graph_safe");
+  EXPECT_EQ(ResolvedMode(Job({"step.sdpa_backend=math"}).step(), true), "graph_safe");
+  for (const bool gpu : {false, true}) EXPECT_EQ(ResolvedMode(Job({"step.mode=eager"}).step(), gpu), "eager");
+  EXPECT_THAT(Problems({"step.checkpoint_decoder=true", "resources.device=cuda"}), ElementsAre());
+  EXPECT_THAT(Problems({"step.checkpoint_decoder=true", "resources.device=cuda", "step.tf32=true"}),
+              ElementsAre(HasSubstr("step.checkpoint_decoder: true is for step.mode fused")));
+}
+
 TEST(JobValidate, IllegalSizesNameTheKey) {
   EXPECT_THAT(Problems({"model.input_size=[225, 225]"}), ElementsAre(HasSubstr("model.input_size: 225")));
   EXPECT_THAT(Problems({"model.input_size=[224]"}), ElementsAre());

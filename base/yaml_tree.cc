@@ -137,6 +137,17 @@ absl::Status CheckBytes(std::string_view text, const std::string& file_name) {
   return absl::OkStatus();
 }
 
+// What the parser's words mean to whoever typed the line.
+std::string Advice(std::string_view text, int line, std::string_view problem) {
+  for (; line > 0 && !text.empty(); --line) text.remove_prefix(std::min(text.find('\n'), text.size() - 1) + 1);
+  const std::string_view indent = text.substr(0, text.find_first_not_of(" \t"));
+  if (indent.find('\t') != indent.npos) return "; the line is indented with a tab, which YAML forbids: use spaces";
+  if (problem == "illegal map value") {
+    return "; a second ':' in a line, or a line that is not indented like its neighbours: put a text with ': ' in it in quotes";
+  }
+  return "";
+}
+
 }  // namespace
 
 absl::StatusOr<YamlNode> ParseYamlTree(std::string_view text, const std::string& file_name, int64_t max_bytes,
@@ -159,7 +170,8 @@ absl::StatusOr<YamlNode> ParseYamlTree(std::string_view text, const std::string&
     return At(file_name, deep.line, "nested deeper than " + std::to_string(max_depth) + " levels");
   } catch (const YAML::Exception& e) {
     return At(file_name, e.mark.line + 1, "not valid YAML: " + PrintableSentence(e.msg) + ", column " +
-                                              std::to_string(e.mark.column + 1));
+                                              std::to_string(e.mark.column + 1) +
+                                              Advice(text, e.mark.line, e.msg));
   } catch (const std::exception& e) {
     return At(file_name, 1, "not valid YAML: " + PrintableSentence(e.what()));
   }

@@ -45,7 +45,12 @@ TEST(YamlTree, BrokenYamlIsASentenceWithALine) {
   EXPECT_EQ(ErrorIn("a: 1\nb: [1, 2\n").substr(0, 9), "f.yaml:3:");
   EXPECT_NE(ErrorIn("a: 1\nb: c: d\n").find("f.yaml:2: not valid YAML"), std::string::npos) << ErrorIn("a: 1\nb: c: d\n");
   EXPECT_NE(ErrorIn("a: *none\n").find("f.yaml:1: not valid YAML"), std::string::npos) << ErrorIn("a: *none\n");
+  EXPECT_NE(ErrorIn("a: 1\nb: c: d\n").find("a second ':' in a line"), std::string::npos);
   EXPECT_NE(ErrorIn("\ta: 1\n").find("not valid YAML"), std::string::npos);
+  EXPECT_NE(ErrorIn("a: 1\nb:\n\tc: 1\nd: 2\n").find("f.yaml:3: not valid YAML"), std::string::npos) << ErrorIn("a: 1\nb:\n\tc: 1\nd: 2\n");
+  for (const char* tabs : {"\ta: 1\n", "a:\n\tb: 1\n", "a: 1\nb:\n  \tc: 1\nd: 2\n"}) {
+    EXPECT_NE(ErrorIn(tabs).find("indented with a tab, which YAML forbids: use spaces"), std::string::npos) << ErrorIn(tabs);
+  }
   EXPECT_NE(ErrorIn("a: \"\\q\"\n").find("not valid YAML"), std::string::npos);
 }
 

@@ -142,7 +142,7 @@ void AddJobs(CLI::App& app, Flags* f) {
   steps("--every", &f->metrics.every, "Only steps that it divides, and the newest");
   metrics->add_flag("--plot", f->metrics.plot, "Draw a curve in the terminal");
   metrics->add_option("--column", f->metrics.column, "What the curve shows, by its name in metrics.jsonl")->type_name("NAME")->capture_default_str();
-  metrics->add_option("--file", f->metrics.file, "Write the curve to this file, an SVG")->type_name("FILE.svg");
+  metrics->add_option("--file", f->metrics.file, "Write the curve to this file, an SVG or PNG")->type_name("FILE.svg|.png");
   JobCommand(app, f, "checkpoints", "The checkpoints of a job");
 }
 

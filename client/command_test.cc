@@ -158,6 +158,7 @@ class CommandTest : public testing::Test {
     folder_ = pattern;
     server_address_ = "unix:" + folder_ + "/h.sock";
     ASSERT_TRUE(WriteFileAtomic(Path("job.yaml"), "name: a\ndata: {source: npy, path: x.npy}\nschedule: {epochs: 1}\n").ok());
+    ASSERT_TRUE(WriteFileAtomic(Path("x.npy"), "").ok());
   }
   void TearDown() override {
     if (server_) server_->Shutdown(std::chrono::system_clock::now());
@@ -321,6 +322,24 @@ TEST_F(CommandTest, ValidateWorksWithoutHieradAndAsksItWhereItIs) {
   control_.validation.add_problems("output.folder: not writable");
   EXPECT_EQ(Run({"validate", Path("job.yaml"), "-o", "json"}), kExitUsage);
   EXPECT_EQ(json()["problems"][0], "output.folder: not writable");
+}
+
+TEST_F(CommandTest, AFileThatIsNotHereIsToldWithItsLineAndItsNearest) {
+  Serve();
+  ASSERT_TRUE(WriteFileAtomic(Path("eeg_train.npy"), "x").ok());
+  ASSERT_TRUE(WriteFileAtomic(Path("job.yaml"), "name: a\ndata:\n  source: npy\n  path: eeg_trian.npy\nschedule: {epochs: 1}\n").ok());
+  const std::string told = Path("job.yaml") + ":4: data.path: \"" + Path("eeg_trian.npy") + "\" is not on this machine; did you mean \"eeg_train.npy\"?";
+  EXPECT_EQ(Run({"validate", Path("job.yaml")}), kExitOk);
+  EXPECT_EQ(err(), "warning: " + told + "\n");
+  EXPECT_EQ(Run({"validate", Path("job.yaml"), "-o", "json"}), kExitOk);
+  EXPECT_EQ(json()["warnings"], Json::array({told}));
+  EXPECT_EQ(Run({"submit", Path("job.yaml")}), kExitOk);
+  EXPECT_EQ(err(), "warning: " + told + "\n");
+  EXPECT_EQ(control_.submits.size(), 1u) << "another node may have it";
+  EXPECT_EQ(Run({"validate", Path("job.yaml"), "--set", "data.path=" + Path("no/folder")}), kExitOk);
+  EXPECT_EQ(err(), "warning: --set data.path=" + Path("no/folder") + ": data.path: \"" + Path("no/folder") + "\" is not on this machine\n");
+  EXPECT_EQ(Run({"validate", Path("job.yaml"), "--set", "data.path=" + Path("eeg_train.npy")}), kExitOk);
+  EXPECT_EQ(err(), "");
 }
 
 TEST_F(CommandTest, PlanNeedsNoHierad) {

@@ -4,6 +4,7 @@
 #include <cmath>
 #include <map>
 
+#include "base/job_validate.h"
 #include "base/plan/parameters.h"
 #include "base/plan/plan_report.h"
 #include "base/text.h"
@@ -32,7 +33,7 @@ class Examination {
     gpu_ = job == nullptr ? !f_.gpus.cards.empty()
                           : job->resources().device() == "cuda" || (job->resources().device() == "auto" && !f_.gpus.cards.empty());
     if (job == nullptr) return;
-    mode_ = job->step().mode() != "auto" ? job->step().mode() : gpu_ ? "graph_safe" : "optimized";
+    mode_ = ResolvedMode(job->step(), gpu_);
     v1::JobSpec resolved = *job;
     resolved.mutable_step()->set_mode(mode_);
     resolved.mutable_resources()->set_device(gpu_ ? "cuda" : "cpu");

@@ -15,6 +15,9 @@
 namespace hierad {
 namespace {
 
+constexpr int kNearName = 3;              // letters that a name suggested instead of a missing one may differ by
+constexpr int kNamesLookedAt = 10'000;
+
 absl::StatusOr<v1::JobSpec> Read(const std::string& path, const std::vector<std::string>& overrides, KeyOrigins* origins) {
   JobYamlOptions options;
   options.overrides = overrides;
@@ -29,6 +32,8 @@ absl::StatusOr<v1::JobSpec> Read(const std::string& path, const std::vector<std:
   while (int64_t(text.size()) <= limits::kJobYamlBytes && std::cin.get(c)) text += c;
   return ParseJobYaml(text, options, origins);
 }
+
+std::string InQuotes(const std::string& path) { return "\"" + Printable(path, 4096) + "\""; }
 
 // "job.yaml:7: model.input_size: ..." where the problem's key was given, else as it is.
 std::string Located(const std::string& problem, const KeyOrigins& origins) {
@@ -49,6 +54,30 @@ JobFile ReadJobFile(const std::string& path, const std::vector<std::string>& ove
   FillDefaults(&file.spec);
   for (const std::string& problem : ValidateJob(file.spec)) file.problems.push_back(Located(problem, file.origins));
   return file;
+}
+
+std::vector<std::string> MissingFiles(const JobFile& file) {
+  const v1::JobSpec& spec = file.spec;
+  std::vector<std::string> missing;
+  for (const auto& [key, path] : {std::pair<std::string, std::string>{"data.path", spec.data().path()},
+                                  {"eval.path", spec.eval().path()}, {"model.init_from", spec.model().init_from()}}) {
+    std::error_code error;
+    if (path.empty() || std::filesystem::status(path, error).type() != std::filesystem::file_type::not_found) continue;
+    // The likeliest slip of the fingers is in the last name.
+    const std::filesystem::path wanted(path);
+    std::string nearest;
+    int least = kNearName + 1, looked = 0;
+    for (std::filesystem::directory_iterator at(wanted.parent_path(), error), end; !error && at != end && looked < kNamesLookedAt; at.increment(error), ++looked) {
+      const std::string name = at->path().filename().string();
+      if (const int distance = EditDistance(name, wanted.filename().string()); distance < least) {
+        least = distance;
+        nearest = name;
+      }
+    }
+    missing.push_back(Located(key + ": " + InQuotes(path) + " is not on this machine" +
+                              (nearest.empty() ? "" : "; did you mean " + InQuotes(nearest) + "?"), file.origins));
+  }
+  return missing;
 }
 
 std::string EffectiveJobYaml(const JobFile& file) {

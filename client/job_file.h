@@ -20,6 +20,9 @@ JobFile ReadJobFile(const std::string& path, const std::vector<std::string>& ove
 // The job as it will run: also what the variant, the geometry and the batch decide, each key with its origin.
 std::string EffectiveJobYaml(const JobFile& file);
 
+// What the file names to be read and this machine does not have, a sentence each. Warnings: hierad's nodes may have it.
+std::vector<std::string> MissingFiles(const JobFile& file);
+
 // "mae tiny on [224], 14 mask units of which 5 are kept; 540,000 parameters; batch 64; peak rate 0.0015".
 std::string JobSummary(const v1::JobSpec& spec);
 

@@ -47,18 +47,24 @@ Json Value(const Message& section, const FieldDescriptor* f) {
   }
 }
 
-Json TotalsJson(const v1::RankTotals& t) {
+Json TotalsJson(const v1::RankTotals& t, const v1::DataCounters& data) {
   return {{"steps", t.step_count()}, {"samples", t.samples()}, {"step_s", JsonOf(t.step_s())}, {"data_wait_s", JsonOf(t.data_wait_s())},
           {"forward_s", JsonOf(t.forward_s())}, {"backward_s", JsonOf(t.backward_s())}, {"communication_s", JsonOf(t.communication_s())},
-          {"optimizer_s", JsonOf(t.optimizer_s())}, {"memory_bytes", t.memory_bytes()}, {"skipped_samples", t.skipped_samples()},
+          {"optimizer_s", JsonOf(t.optimizer_s())}, {"memory_bytes", t.memory_bytes()}, {"skipped_samples", data.skipped_samples()},
           {"checkpoints", t.checkpoint_count()}, {"checkpoint_s", JsonOf(t.checkpoint_s())}};
+}
+
+Json DataJson(const v1::DataCounters& d) {
+  return {{"wait_s", JsonOf(d.wait_s())}, {"bytes", d.bytes()}, {"samples", d.samples()}, {"threads", d.threads()},
+          {"slowest", d.slowest()}, {"slowest_s", JsonOf(d.slowest_s())}};
 }
 
 Json JsonOf(const v1::RankView& rank) {
   return {{"rank", rank.rank()},   {"node", rank.node()}, {"slot_id", rank.slot_id()},
           {"phase", PhaseName(rank.phase())}, {"step", rank.step()}, {"pid", rank.pid()},
           {"last_seen_ms", KnownTime(rank.last_seen_ms())}, {"waiting_in", rank.waiting_in()},
-          {"silent_s", rank.silent_s()}, {"totals", TotalsJson(rank.totals())}};
+          {"silent_s", rank.silent_s()}, {"totals", TotalsJson(rank.totals(), rank.data())},
+          {"data", DataJson(rank.data())}};
 }
 
 }  // namespace

@@ -45,7 +45,8 @@ TEST(JobJson, TheKeysOfAJobAreStable) {
   EXPECT_THAT(Keys(json["last"]), ElementsAre("step", "epoch", "loss", "grad_norm", "lr", "samples", "step_s",
                                               "data_wait_s", "forward_s", "backward_s", "communication_s", "optimizer_s", "skipped", "time_ms", "eval_loss"));
   EXPECT_THAT(Keys(json["ranks"][0]),
-              ElementsAre("rank", "node", "slot_id", "phase", "step", "pid", "last_seen_ms", "waiting_in", "silent_s", "totals"));
+              ElementsAre("rank", "node", "slot_id", "phase", "step", "pid", "last_seen_ms", "waiting_in", "silent_s", "totals", "data"));
+  EXPECT_THAT(Keys(json["ranks"][0]["data"]), ElementsAre("wait_s", "bytes", "samples", "threads", "slowest", "slowest_s"));
   EXPECT_THAT(Keys(JsonOf(v1::AttemptView())), ElementsAre("attempt", "started_ms", "ended_ms", "reason", "message", "step"));
   EXPECT_THAT(Keys(JsonOf(v1::CheckpointInfo())),
               ElementsAre("step", "path", "bytes", "sha256", "created_ms", "eval_loss", "best", "damaged"));

@@ -154,6 +154,21 @@ std::string RankTable(const v1::Job& job, const Context& context) {
   return table.Text();
 }
 
+// What reading the training set took, a line a rank.
+std::string DataTable(const v1::Job& job) {
+  Table table({"RANK", "READ", "SAMPLES", "WAITED", "READERS", "LEFT OUT", "SLOWEST", "WHICH"});
+  table.AlignRight({0, 1, 2, 3, 4, 5, 6});
+  bool any = false;
+  for (const v1::RankView& rank : job.ranks()) {
+    const v1::DataCounters& d = rank.data();
+    if (d.samples() == 0) continue;
+    any = true;
+    table.Add({std::to_string(rank.rank()), BytesText(d.bytes()), CountText(double(d.samples())), DurationText(d.wait_s()), std::to_string(d.threads()),
+               std::to_string(d.skipped_samples()), DurationText(d.slowest_s()), Name(d.slowest())});
+  }
+  return any ? "\nreading the training set, in this attempt:\n" + table.Text() : "";
+}
+
 std::string AttemptTable(const v1::Job& job) {
   Table table({"ATTEMPT", "STARTED", "TOOK", "STEP", "REASON", "MESSAGE"});
   table.AlignRight({0, 2, 3});
@@ -201,7 +216,7 @@ std::string JobDetails(const v1::Job& job, const std::vector<v1::CheckpointInfo>
   if (job.retry_at_ms() > 0 && job.state() == v1::QUEUED) line("tries again", LocalTime(job.retry_at_ms()));
   line("run folder", Name(job.run_folder()));
   AddCheckpoints(checkpoints, line);
-  if (job.ranks_size() > 0) text += "\n" + RankTable(job, context);
+  if (job.ranks_size() > 0) text += "\n" + RankTable(job, context) + DataTable(job);
   if (job.attempts_size() > (IsEnd(job.state()) ? 1 : 0)) text += "\n" + AttemptTable(job);
   return text;
 }

@@ -79,6 +79,8 @@ void WriteTable(const std::vector<v1::StepMetrics>& steps, const Context& contex
   *context.out << table.Text();
 }
 
+bool EndsIn(const std::string& name, const std::string& end) { return name.size() > end.size() && name.compare(name.size() - end.size(), end.size(), end) == 0; }
+
 double Value(const Json& json) {
   if (json.is_number()) return json.get<double>();
   if (json.is_boolean()) return json.get<bool>() ? 1 : 0;
@@ -96,7 +98,7 @@ int Draw(uint64_t job_id, const std::vector<v1::StepMetrics>& steps, const Metri
     *context.out << PlotText(plot, context.columns(), kPlotRows, context.unicode);
     return kExitOk;
   }
-  if (const absl::Status written = WriteFileAtomic(options.file, PlotSvg(plot)); !written.ok()) return Fail(written, context);
+  if (const absl::Status written = WriteFileAtomic(options.file, EndsIn(options.file, ".png") ? PlotPng(plot) : PlotSvg(plot)); !written.ok()) return Fail(written, context);
   *context.out << "wrote " << Printable(options.file) << "\n";
   return kExitOk;
 }
@@ -110,9 +112,8 @@ int Metrics(uint64_t job_id, const MetricsOptions& options, const Context& conte
     for (const std::string& name : columns) known += (known.empty() ? "" : ", ") + name;
     return Fail(absl::InvalidArgumentError("--column " + Printable(options.column) + " is none of " + known), context);
   }
-  const bool svg = options.file.size() > 4 && options.file.substr(options.file.size() - 4) == ".svg";
-  if (!options.file.empty() && !svg) {
-    return Fail(absl::InvalidArgumentError("--file " + Printable(options.file) + ": curves are written as SVG; give a name that ends in .svg"), context);
+  if (!options.file.empty() && !EndsIn(options.file, ".svg") && !EndsIn(options.file, ".png")) {
+    return Fail(absl::InvalidArgumentError("--file " + Printable(options.file) + ": curves are written as SVG or PNG; give a name that ends in .svg or .png"), context);
   }
   if (options.to > 0 && options.to < options.from) {
     return Fail(absl::InvalidArgumentError("--to " + std::to_string(options.to) + " lies before --from " + std::to_string(options.from)), context);

@@ -4,6 +4,7 @@
 #include <cmath>
 #include <cstdio>
 
+#include "client/plot_drawing.h"
 #include "client/render.h"
 
 namespace hierad {
@@ -77,18 +78,6 @@ std::string Format(const char* format, double value) {
   return buffer;
 }
 
-std::string Escaped(const std::string& text) {
-  std::string out;
-  for (const char c : text) {
-    if (c == '<') out += "&lt;";
-    else if (c == '>') out += "&gt;";
-    else if (c == '&') out += "&amp;";
-    else if (c == '"') out += "&quot;";
-    else out += c;
-  }
-  return out;
-}
-
 void AppendUtf8(uint32_t code, std::string* out) {   // of the Basic Multilingual Plane, beyond ASCII
   out->push_back(char(0xE0 | code >> 12));
   out->push_back(char(0x80 | ((code >> 6) & 0x3F)));
@@ -151,65 +140,57 @@ std::string PlotText(const Plot& plot, int columns, int rows, bool unicode) {
   return text;
 }
 
-std::string PlotSvg(const Plot& plot) {
-  constexpr int kWidth = 960, kHeight = 480, kLeft = 80, kRight = 20, kTop = 40, kBottom = 50;
-  constexpr int kAcross = kWidth - kLeft - kRight, kDown = kHeight - kTop - kBottom;
+Drawing DrawPlot(const Plot& plot) {
+  constexpr int kLeft = 80, kRight = 20, kTop = 40, kBottom = 50;
+  constexpr int kAcross = Drawing::kWidth - kLeft - kRight, kDown = Drawing::kHeight - kTop - kBottom;
+  constexpr uint32_t kGrid = 0xDDDDDD, kGap = 0xC0392B;
   const Range range = RangeOf(plot.points);
-  std::string svg = "<svg xmlns=\"http://www.w3.org/2000/svg\" width=\"960\" height=\"480\" viewBox=\"0 0 960 480\" font-family=\"sans-serif\" font-size=\"13\">\n"
-                    "<rect width=\"960\" height=\"480\" fill=\"#fff\"/>\n";
-  const auto text = [&svg](double x, double y, const char* anchor, const std::string& words, const char* more = "") {
-    svg += "<text x=\"" + Format("%.1f", x) + "\" y=\"" + Format("%.1f", y) + "\" text-anchor=\"" + anchor + "\" fill=\"#333\"" + more + ">" + Escaped(words) + "</text>\n";
-  };
-  text(kLeft, 24, "start", plot.title, " font-size=\"16\"");
+  Drawing drawing;
+  const auto text = [&drawing](double x, double y, Anchor anchor, const std::string& words, bool large = false) { drawing.texts.push_back({x, y, anchor, words, large}); };
+  text(kLeft, 24, Anchor::kStart, plot.title, /*large=*/true);
   if (!range.any) {
-    text(kWidth / 2, kHeight / 2, "middle", "no finite values");
-    return svg + "</svg>\n";
+    text(Drawing::kWidth / 2.0, Drawing::kHeight / 2.0, Anchor::kMiddle, "no finite values");
+    return drawing;
   }
   const double room = 0.04 * (range.high - range.low), low = range.low - room, high = range.high + room;
   const auto x_of = [&](double step) { return kLeft + kAcross * (step - double(range.first)) / double(std::max<int64_t>(1, range.last - range.first)); };
   const auto y_of = [&](double value) { return kTop + kDown * (high - value) / (high - low); };
   for (const double tick : RoundTicks(low, high, 6)) {
-    const std::string y = Format("%.1f", y_of(tick));
-    svg += "<line x1=\"80\" x2=\"940\" y1=\"" + y + "\" y2=\"" + y + "\" stroke=\"#ddd\"/>\n";
-    text(kLeft - 8, y_of(tick) + 4, "end", NumberText(tick));
+    drawing.lines.push_back({kLeft, y_of(tick), kLeft + kAcross, y_of(tick), 1, kGrid});
+    text(kLeft - 8, y_of(tick) + 4, Anchor::kEnd, NumberText(tick));
   }
   for (const double tick : RoundTicks(double(range.first), double(range.last), 8)) {
-    if (tick != std::floor(tick)) continue;
-    text(x_of(tick), kTop + kDown + 20, "middle", Format("%.0f", tick));
+    if (tick == std::floor(tick)) text(x_of(tick), kTop + kDown + 20, Anchor::kMiddle, Format("%.0f", tick));
   }
-  text(kLeft + kAcross / 2.0, kHeight - 8, "middle", "step");
-  svg += "<path fill=\"none\" stroke=\"#1f6fb4\" stroke-width=\"1.5\" stroke-linejoin=\"round\" d=\"";
+  text(kLeft + kAcross / 2.0, Drawing::kHeight - 8, Anchor::kMiddle, "step");
   bool down = false;   // the pen
   const auto point = [&](double step, double value) {
-    svg += (down ? "L" : "M") + Format("%.1f", x_of(step)) + " " + Format("%.1f", y_of(value));
+    if (!down) drawing.curves.emplace_back();
+    drawing.curves.back().push_back({x_of(step), y_of(value)});
     down = true;
   };
-  std::vector<int64_t> gaps;
+  const auto gap = [&](double step) {   // where the value was not finite
+    down = false;
+    drawing.lines.push_back({x_of(step), kTop + kDown - 6, x_of(step), kTop + kDown, 2, kGap});
+  };
   if (plot.points.size() <= size_t(2 * kAcross)) {
     for (const PlotPoint& p : plot.points) {
       if (std::isfinite(p.value)) point(double(p.step), p.value);
-      else down = false, gaps.push_back(p.step);
+      else gap(double(p.step));
     }
-  } else {
-    const std::vector<Span> spans = Spans(plot.points, range, kAcross);
-    for (int x = 0; x < kAcross; ++x) {
-      const Span& span = spans[size_t(x)];
-      const double step = double(range.first) + double(range.last - range.first) * x / (kAcross - 1);
-      if (span.gap) gaps.push_back(int64_t(step));
-      if (span.empty()) {
-        if (span.gap) down = false;
-        continue;
-      }
+    return drawing;
+  }
+  const std::vector<Span> spans = Spans(plot.points, range, kAcross);
+  for (int x = 0; x < kAcross; ++x) {
+    const Span& span = spans[size_t(x)];
+    const double step = double(range.first) + double(range.last - range.first) * x / (kAcross - 1);
+    if (!span.empty()) {
       point(step, span.low);
       if (span.high > span.low) point(step, span.high);
     }
+    if (span.gap) gap(std::floor(step));
   }
-  svg += "\"/>\n";
-  for (const int64_t step : gaps) {   // where the value was not finite
-    const std::string x = Format("%.1f", x_of(double(step)));
-    svg += "<line x1=\"" + x + "\" x2=\"" + x + "\" y1=\"424\" y2=\"430\" stroke=\"#c0392b\" stroke-width=\"2\"/>\n";
-  }
-  return svg + "</svg>\n";
+  return drawing;
 }
 
 }  // namespace hierad

@@ -1,4 +1,4 @@
-// A curve over steps: as characters for a terminal, and as an SVG file. Pure.
+// A curve over steps: as characters for a terminal, and as an SVG or PNG file. Pure.
 #pragma once
 
 #include <cstdint>
@@ -22,6 +22,8 @@ std::string PlotText(const Plot& plot, int columns, int rows, bool unicode);
 
 // A whole SVG document, 960 x 480; of very many points, each pixel column's least and largest are drawn.
 std::string PlotSvg(const Plot& plot);
+// The same as a PNG file.
+std::string PlotPng(const Plot& plot);
 
 // About `count` round numbers that span low..high, for a scale.
 std::vector<double> RoundTicks(double low, double high, int count);

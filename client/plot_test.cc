@@ -4,9 +4,14 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
+#include <cstdio>
 #include <random>
 
+#include <png.h>
+
 #include "base/text.h"
+#include "client/plot_drawing.h"
+#include "client/plot_letters.h"
 #include "client/render.h"
 
 namespace hierad {
@@ -79,6 +84,61 @@ TEST(PlotSvg, IsADocumentOfBoundedSizeWithoutForeignMarkup) {
   EXPECT_THAT(svg, testing::EndsWith("</svg>\n"));
   EXPECT_THAT(svg, HasSubstr("#c0392b"));   // the gap's mark
   EXPECT_THAT(svg, Not(HasSubstr("nan")));
+}
+
+struct Pixels {
+  unsigned width = 0, height = 0;
+  std::vector<uint8_t> rgb;
+  uint32_t At(int x, int y) const {
+    const uint8_t* p = &rgb[(size_t(y) * width + size_t(x)) * 3];
+    return uint32_t{p[0]} << 16 | uint32_t{p[1]} << 8 | p[2];
+  }
+};
+
+Pixels Decoded(const std::string& png) {
+  Pixels pixels;
+  png_image image{};
+  image.version = PNG_IMAGE_VERSION;
+  EXPECT_NE(png_image_begin_read_from_memory(&image, png.data(), png.size()), 0);
+  image.format = PNG_FORMAT_RGB;
+  pixels.width = image.width, pixels.height = image.height;
+  pixels.rgb.resize(PNG_IMAGE_SIZE(image));
+  EXPECT_NE(png_image_finish_read(&image, nullptr, pixels.rgb.data(), 0, nullptr), 0);
+  return pixels;
+}
+
+// The curve runs in the picture where the drawing says: the same places as in the SVG.
+TEST(PlotPng, ShowsTheCurveOfTheSvg) {
+  Plot plot = Falling(60);
+  plot.points[30].value = NAN;
+  const Drawing drawing = DrawPlot(plot);
+  ASSERT_EQ(drawing.curves.size(), 2u);
+  const Pixels pixels = Decoded(PlotPng(plot));
+  ASSERT_EQ(pixels.width, 960u);
+  ASSERT_EQ(pixels.height, 480u);
+  const std::string svg = PlotSvg(plot);
+  for (const auto& curve : drawing.curves) {
+    for (const auto& p : curve) {
+      const uint32_t color = pixels.At(int(p.x), int(p.y));
+      EXPECT_LT(color >> 16, 0x80u) << p.x << " " << p.y;   // blue, not paper
+      char place[40];
+      std::snprintf(place, sizeof place, "%.1f %.1f", p.x, p.y);
+      EXPECT_THAT(svg, HasSubstr(place));
+    }
+  }
+  EXPECT_EQ(pixels.At(900, 60), 0xFFFFFFu);   // nothing there
+  int ink = 0;
+  for (int y = 8; y < 30; ++y)
+    for (int x = 80; x < 300; ++x) ink += pixels.At(x, y) == Drawing::kInk;
+  EXPECT_GT(ink, 200);   // the title
+  for (const Plot& odd : {Plot{"empty", {}}, Plot{"one", {{5, 1.0}}}, Plot{"nan", {{1, NAN}, {2, INFINITY}}}, Falling(200000)}) {
+    EXPECT_EQ(Decoded(PlotPng(odd)).width, 960u) << odd.title;
+  }
+}
+
+TEST(PlotPng, HasTheLettersOfNumbersAndColumns) {
+  const std::string needed = NumberText(-1.5e-7) + NumberText(12345.678) + " :abcdefghijklmnopqrstuvwxyz_0123456789";
+  for (const char letter : needed) EXPECT_NE(LetterOf(letter), LetterOf('~')) << letter;
 }
 
 TEST(RoundTicks, AreRoundAndInside) {

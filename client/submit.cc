@@ -59,6 +59,7 @@ int Submit(const SubmitOptions& options, const Context& context) {
     else *context.out << "# " << JobSummary(file.spec) << "\n" << EffectiveJobYaml(file);
     return kExitOk;
   }
+  for (const std::string& missing : MissingFiles(file)) *context.err << "warning: " << missing << "\n";
   auto connection = Connection::Open(context.server);
   if (!connection.ok()) return Fail(connection.status(), context);
   v1::SubmitRequest request;
@@ -90,7 +91,7 @@ int Validate(const SubmitOptions& options, const Context& context) {
   v1::ValidateRequest request;
   *request.mutable_spec() = file.spec;
   const auto reply = (*connection)->Call(&Connection::Stub::Validate, request, kValidateTimeout);
-  Json problems = Json::array(), warnings = Json::array();
+  Json problems = Json::array(), warnings = MissingFiles(file);
   if (reply.ok()) {
     for (const std::string& problem : reply->problems()) problems.push_back(PrintableSentence(problem));
     for (const std::string& warning : reply->warnings()) warnings.push_back(PrintableSentence(warning));

@@ -14,6 +14,7 @@ namespace hierad {
 namespace {
 
 constexpr size_t kLosses = 512;
+constexpr double kNotedWait = 0.01;   // share of the step that is worth a line
 constexpr int kCurveColumns = 12, kDoneColumns = 8, kBudgetColumns = 24;
 
 struct Share {
@@ -167,6 +168,27 @@ std::string TopView::BudgetLine(const v1::Job& job) const {
   return line;
 }
 
+// What reading took, where it costs time or samples: of the rank that waited longest.
+std::string TopView::InputLine(const v1::Job& job) const {
+  if (IsEnd(job.state()) || job.ranks_size() == 0) return "";
+  const v1::RankView* worst = &job.ranks(0);
+  int64_t left_out = 0;
+  for (const v1::RankView& rank : job.ranks()) {
+    if (rank.data().wait_s() > worst->data().wait_s()) worst = &rank;
+    left_out += rank.data().skipped_samples();
+  }
+  const v1::DataCounters& d = worst->data();
+  if (d.samples() == 0 || (left_out == 0 && d.wait_s() < kNotedWait * worst->totals().step_s())) return "";
+  std::string line = "      input";
+  if (left_out > 0) line += " " + Painted(CountText(double(left_out)) + " samples left out", Color::kYellow, context_.color) + ",";
+  line += " rank " + std::to_string(worst->rank()) + " waited " + DurationText(d.wait_s()) + ", " + std::to_string(d.threads()) + (d.threads() == 1 ? " reader" : " readers") +
+          ", slowest " + DurationText(d.slowest_s()) + ": ";
+  // The end of a path tells more than its beginning.
+  const std::string which = PrintableSentence(d.slowest(), 400);
+  const size_t slash = which.rfind('/');
+  return line + (slash == std::string::npos ? which : which.substr(slash + 1));
+}
+
 std::string TopView::Block(int rows) const {
   std::vector<std::string> lines = {Head(), "", Row({"ID", "NAME", "STATE", "DONE", "LOSS", "CURVE", "SMPL/S", "LEFT"})};
   size_t left_out = 0;
@@ -174,6 +196,7 @@ std::string TopView::Block(int rows) const {
   for (size_t i = 0; i < shown.size(); ++i) {
     std::vector<std::string> more = {JobLine(shown[i])};
     if (const std::string budget = BudgetLine(shown[i]); !budget.empty()) more.push_back(budget);
+    if (const std::string input = InputLine(shown[i]); !input.empty()) more.push_back(input);
     if (shown[i].state() == v1::QUEUED && !shown[i].message().empty()) more.push_back("      " + PrintableSentence(shown[i].message(), 400));
     for (const std::string& alert : shown[i].alerts()) {
       more.push_back(Painted("      ! " + PrintableSentence(alert, 400), Color::kYellow, context_.color));

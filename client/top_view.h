@@ -34,6 +34,7 @@ class TopView {
   std::string Head() const;
   std::string JobLine(const v1::Job& job) const;
   std::string BudgetLine(const v1::Job& job) const;
+  std::string InputLine(const v1::Job& job) const;
 
   const Context& context_;
   v1::ListReply jobs_;

@@ -118,6 +118,31 @@ TEST_F(TopViewTest, HostileNamesAndNumbersStayInTheirPlaces) {
   for (const auto& line : Lines(block)) EXPECT_LE(Columns(line), 79u) << line;
 }
 
+TEST_F(TopViewTest, SaysWhatReadingCostsWhereItCosts) {
+  TopView view(context_);
+  v1::ListReply jobs;
+  v1::Job job = Job(7, v1::RUNNING);
+  v1::RankView& rank = *job.add_ranks();
+  rank.set_rank(1);
+  rank.mutable_totals()->set_step_s(10);
+  v1::DataCounters& data = *rank.mutable_data();
+  data.set_samples(1000);
+  data.set_wait_s(0.01);   // a thousandth: not worth a line
+  data.set_threads(4);
+  data.set_slowest("/a/long/folder/slow\n.png (sample 3)");
+  data.set_slowest_s(0.5);
+  *jobs.add_jobs() = job;
+  view.SetJobs(jobs);
+  EXPECT_THAT(view.Block(24), Not(HasSubstr("input")));
+  data.set_wait_s(2);
+  data.set_skipped_samples(2);
+  *jobs.mutable_jobs(0) = job;
+  view.SetJobs(jobs);
+  const std::string block = view.Block(24);
+  EXPECT_THAT(block, HasSubstr("      input 2 samples left out, rank 1 waited 2.0 s, 4 readers, slowest 0.5"));
+  for (const auto& line : Lines(block)) EXPECT_LE(Columns(line), 79u) << line;
+}
+
 TEST(BudgetBar, FillsItsColumnsWhateverTheShares) {
   v1::RankTotals totals;
   EXPECT_EQ(BudgetBar(totals, 20, false), "");

@@ -15,6 +15,8 @@ constexpr size_t kLosses = 4096;          // far more than a terminal has column
 constexpr int kRanksShown = 8;
 constexpr int kBarColumns = 30;
 constexpr std::chrono::seconds kPlainEvery{2};
+constexpr std::chrono::seconds kSignAfter{10};        // without a change: a line all the same,
+constexpr std::chrono::seconds kSignAtLeast{300};     // then after twice the time, but so often
 
 }  // namespace
 
@@ -119,10 +121,16 @@ std::string WatchView::PlainLines() {
   for (const v1::StepMetrics& m : due_) text += PlainLine(m.step(), m.loss(), m.lr()) + "\n";
   due_.clear();
   const auto now = context_.clock->Monotonic();
+  if (changed || job_.step() != moved_step_) {
+    moved_step_ = job_.step();
+    moved_at_ = now;
+  }
   const bool time = every_steps_ == 0 && now - printed_at_ >= kPlainEvery && job_.step() != printed_step_;
-  if (changed || time) {
+  const bool sign = every_steps_ == 0 && !time && now - printed_at_ >= std::clamp<std::chrono::nanoseconds>(printed_at_ - moved_at_, kSignAfter, kSignAtLeast);
+  if (changed || time || sign) {
     text += PlainLine(job_.step(), job_.last().loss(), job_.last().lr());
-    if (changed && !job_.message().empty()) text += "  " + PrintableSentence(job_.message());
+    if (sign && !changed) text += "  unchanged for " + DurationText(std::chrono::duration<double>(now - moved_at_).count());
+    if ((changed || sign) && !job_.message().empty()) text += "  " + PrintableSentence(job_.message());
     text += "\n";
     printed_state_ = state;
     printed_step_ = job_.step();

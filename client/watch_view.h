@@ -13,7 +13,8 @@ namespace hierad {
 
 class WatchView {
  public:
-  // `every_steps` 0: a plain line at each change of state and about every two seconds; else at each such step.
+  // `every_steps` 0: a plain line at each change of state and about every two seconds, and where nothing changes one
+  // after 10 s, 20 s, 40 s... that says so; else at each such step.
   WatchView(const Context& context, int64_t every_steps) : context_(context), every_steps_(every_steps) {}
 
   void Update(const v1::WatchReply& reply);
@@ -41,8 +42,8 @@ class WatchView {
   int64_t last_step_ = 0;
   std::vector<v1::StepMetrics> due_;       // of every_steps, not yet printed
   std::string printed_state_;
-  int64_t printed_step_ = -1;
-  std::chrono::nanoseconds printed_at_{0};
+  int64_t printed_step_ = -1, moved_step_ = -1;
+  std::chrono::nanoseconds printed_at_{0}, moved_at_{0};   // of the last line; since when neither state nor step has changed
 };
 
 }  // namespace hierad

@@ -115,6 +115,31 @@ TEST_F(WatchViewTest, PlainLinesComeAboutEveryTwoSecondsAndAtChanges) {
   EXPECT_THAT(view.PlainLines(), HasSubstr("FAILED  step 4/1000 (0.4%)  loss 1.7  rate 0  rank 0 was killed\n"));
 }
 
+TEST_F(WatchViewTest, AJobThatDoesNotMoveGivesASignOfLifeLessAndLessOften) {
+  WatchView view(context_, 0);
+  v1::WatchReply reply = Reply(0, 2.0);
+  view.Update(reply);
+  EXPECT_NE(view.PlainLines(), "");
+  std::vector<int> signs;
+  for (int second = 1; second <= 1200; ++second) {
+    clock_.Advance(seconds(1));
+    view.Update(reply);   // the same again, as hierad sends it
+    const std::string lines = view.PlainLines();
+    if (second == 10) {
+      EXPECT_THAT(lines, HasSubstr("step 0/1000 (0.0%)"));
+      EXPECT_THAT(lines, HasSubstr("unchanged for 10 s\n"));
+    }
+    if (!lines.empty()) signs.push_back(second);
+  }
+  EXPECT_THAT(signs, testing::ElementsAre(10, 20, 40, 80, 160, 320, 620, 920));
+  view.Update(Reply(1, 1.5));
+  EXPECT_THAT(view.PlainLines(), testing::Not(HasSubstr("unchanged")));
+  clock_.Advance(seconds(9));
+  EXPECT_EQ(view.PlainLines(), "");
+  clock_.Advance(seconds(1));
+  EXPECT_THAT(view.PlainLines(), HasSubstr("unchanged for 10 s"));
+}
+
 TEST_F(WatchViewTest, PlainLinesOfChosenSteps) {
   WatchView view(context_, 10);
   view.Update(Reply(1, 2.0));

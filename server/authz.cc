@@ -131,8 +131,12 @@ absl::StatusOr<Caller> Authz::LocalCaller(std::string_view token) const {
   if (token.empty()) return Caller{kWorker, "", false};
   const std::optional<uid_t> uid = peers_->Find(std::string(token));
   if (!uid) return absl::UnauthenticatedError("the peer token is not of this hierad; call again");
-  if (*uid == 0 || *uid == geteuid()) return Caller{kEveryone, UserName(*uid), false};
-  return Caller{kSubmitter | kWorker, UserName(*uid), false};
+  return CallerOfUser(*uid);
+}
+
+Caller Authz::CallerOfUser(uid_t uid) const {
+  if (uid == 0 || uid == geteuid()) return Caller{kEveryone, UserName(uid), false};
+  return Caller{peers_ == nullptr ? 0u : kSubmitter | kWorker, UserName(uid), false};
 }
 
 absl::StatusOr<Caller> Authz::CertifiedCaller(const grpc::AuthContext& context) {

@@ -11,6 +11,7 @@
 #include <grpcpp/security/auth_context.h>
 #include <grpcpp/security/auth_metadata_processor.h>
 #include <grpcpp/server_context.h>
+#include <sys/types.h>
 
 #include <cstdint>
 #include <memory>
@@ -47,6 +48,8 @@ class Authz {
   // Unauthenticated, with what is missing.
   absl::StatusOr<Caller> CallerOf(const grpc::AuthContext& context, std::string_view token) const;
   absl::StatusOr<Caller> CallerOf(const grpc::ServerContextBase& context) const;
+  // A process of this user on hierad's own machine: what it may on the unix socket, if it can open it. No roles: nothing.
+  Caller CallerOfUser(uid_t uid) const;
 
   // For a listener's credentials: refuses calls before they reach a service. Outlived by this.
   std::shared_ptr<grpc::AuthMetadataProcessor> Processor() const;

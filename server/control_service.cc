@@ -19,6 +19,7 @@ namespace hierad {
 namespace {
 
 constexpr std::chrono::milliseconds kWatchPause{100};   // at most ten messages a second
+constexpr std::chrono::seconds kWatchSign{5};           // nothing new: the job is told all the same, so that a client can say how long
 constexpr std::chrono::milliseconds kLogPause{200};
 constexpr size_t kStepsInMessage = 8192;   // some 150 bytes each, within limits::kGrpcMessageBytes
 
@@ -119,7 +120,17 @@ grpc::Status ControlService::List(grpc::ServerContext* context, const v1::ListRe
   for (int state : request->states()) {
     if (!v1::JobState_IsValid(state) || state == 0) return ToRpc(absl::InvalidArgumentError(absl::StrCat("states: ", state, " is no state")));
   }
-  return Answer(Await<v1::ListReply>([&](auto done) { coordinator_->List(*request, caller->AllJobs() ? "" : caller->name, done); }), reply);
+  auto answer = Await<v1::ListReply>([&](auto done) { coordinator_->List(*request, caller->AllJobs() ? "" : caller->name, done); });
+  if (!answer.ok()) return ToRpc(answer.status());
+  // Jobs that have ended long ago are no longer in memory. Read here, not by the coordinator, which has other work.
+  for (v1::Job& job : *answer->mutable_jobs()) {
+    if (job.has_last() || history_ == nullptr) continue;
+    const auto newest = history_->Read(job.id(), {.last = 1});
+    if (!newest.ok() || newest->steps.empty()) continue;
+    *job.mutable_last() = newest->steps.back();
+    job.set_epoch(job.last().epoch());
+  }
+  return Answer(std::move(answer), reply);
 }
 
 grpc::Status ControlService::Watch(grpc::ServerContext* context, const v1::WatchRequest* request, grpc::ServerWriter<v1::WatchReply>* writer) {
@@ -130,6 +141,7 @@ grpc::Status ControlService::Watch(grpc::ServerContext* context, const v1::Watch
   place.job_id = request->job_id();
   place.after_step = request->after_step();
   int64_t told = request->after_step();
+  auto told_at = std::chrono::steady_clock::now();
   while (true) {
     auto view = Await<WatchView>([&](auto done) { coordinator_->Watch(place, done); });
     if (!view.ok()) return ToRpc(view.status());
@@ -140,9 +152,11 @@ grpc::Status ControlService::Watch(grpc::ServerContext* context, const v1::Watch
       view->reply.set_metrics_dropped(std::max<int64_t>(0, view->reply.metrics_dropped() - found));
     }
     for (const v1::StepMetrics& m : view->reply.metrics()) told = m.step();
-    // Answered because time is up, with nothing new: not told.
-    const bool news = !place.version || *place.version != view->version || view->more || view->done;
+    // Answered because time is up, with nothing new: told now and then.
+    const auto now = std::chrono::steady_clock::now();
+    const bool news = !place.version || *place.version != view->version || view->more || view->done || now - told_at >= kWatchSign;
     if (news && !writer->Write(view->reply)) return grpc::Status::CANCELLED;
+    if (news) told_at = now;
     if (view->done) return grpc::Status::OK;
     place.version = view->version;
     place.cursor = view->cursor;

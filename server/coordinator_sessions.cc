@@ -301,6 +301,7 @@ void Coordinator::TakeReport(LiveJob* job, const v1::WorkerReport& report) {
   live.last_seen_ms = unix_ms_;
   live.waiting_in = report.waiting_in();
   if (report.has_totals()) live.totals = report.totals();
+  if (report.has_data()) live.data = report.data();
   live.trained = live.trained || HasBegun(report.phase());
   if (report.has_end() && !live.word) {
     live.word = RankEnded{report.rank(), report.end().reason(),

@@ -97,6 +97,7 @@ v1::Job Coordinator::View(const LiveJob& job) const {
     rank->set_last_seen_ms(live.last_seen_ms);
     rank->set_waiting_in(live.waiting_in);
     *rank->mutable_totals() = live.totals;
+    *rank->mutable_data() = live.data;
   }
   for (const RankSign& sign : SignsOf(job)) {
     if (sign.spoken && sign.silent >= kSilent) {
@@ -161,6 +162,9 @@ std::vector<std::string> Coordinator::AlertsOf(const LiveJob& job) const {
     }
     if (!std::isfinite(last.loss())) alerts.push_back(absl::StrCat("the loss of step ", last.step(), " is not finite"));
   }
+  int64_t left_out = 0;
+  for (const RankLive& live : job.ranks) left_out += live.data.skipped_samples();
+  if (left_out > 0) alerts.push_back(absl::StrCat(left_out, left_out == 1 ? " sample" : " samples", " could not be read and left out; rank-N.log names them"));
   if (row.nan_steps > 0) alerts.push_back(absl::StrCat(row.nan_steps, " steps were skipped for a non-finite loss or gradient"));
   if (job.ranks.empty()) return alerts;
   const v1::RankTotals& totals = job.ranks[0].totals;

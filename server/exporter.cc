@@ -119,8 +119,14 @@ void AddRanks(Families* f, const v1::Job& job, int64_t now_ms) {
       f->Add(Metric::kRankPhaseSeconds, std::move(labels), seconds);
     });
     f->Add(Metric::kRankMemoryBytes, id, static_cast<double>(totals.memory_bytes()));
-    f->Add(Metric::kRankSkippedSamples, id, static_cast<double>(totals.skipped_samples()));
     f->Add(Metric::kRankReportAge, id, Seconds(std::max<int64_t>(0, now_ms - rank.last_seen_ms())));
+    const v1::DataCounters& data = rank.data();
+    f->Add(Metric::kRankDataWait, id, data.wait_s());
+    f->Add(Metric::kRankDataBytes, id, static_cast<double>(data.bytes()));
+    f->Add(Metric::kRankDataSamples, id, static_cast<double>(data.samples()));
+    f->Add(Metric::kRankDataReaders, id, data.threads());
+    f->Add(Metric::kRankDataSlowest, id, data.slowest_s());
+    f->Add(Metric::kRankSkippedSamples, id, static_cast<double>(data.skipped_samples()));
   }
 }
 

@@ -57,6 +57,11 @@ Overview OneJob(const std::string& name) {
   rank->mutable_totals()->set_memory_bytes(1 << 30);
   rank->mutable_totals()->set_checkpoint_count(2);
   rank->mutable_totals()->set_checkpoint_s(0.75);
+  rank->mutable_data()->set_wait_s(1.25);
+  rank->mutable_data()->set_bytes(int64_t{5} << 40);
+  rank->mutable_data()->set_slowest_s(0.5);
+  rank->mutable_data()->set_slowest("/data/secret name.jpg");
+  rank->mutable_data()->set_skipped_samples(3);
   Overview::NodeLook& node = overview.nodes.emplace_back();
   node.name = "node-1";
   node.connected = true;
@@ -150,6 +155,10 @@ TEST_F(ExporterTest, ShowsAJob) {
   EXPECT_EQ(Value(samples, "hierad_job_checkpoint_seconds"), 0.75);
   EXPECT_EQ(Value(samples, "hierad_rank_report_age_seconds"), 1);
   EXPECT_EQ(Value(samples, "hierad_rank_memory_bytes"), 1 << 30);
+  EXPECT_EQ(Value(samples, "hierad_rank_data_wait_seconds_total"), 1.25);
+  EXPECT_EQ(Value(samples, "hierad_rank_data_bytes_total"), double(int64_t{5} << 40));
+  EXPECT_EQ(Value(samples, "hierad_rank_data_slowest_seconds"), 0.5);
+  EXPECT_EQ(Value(samples, "hierad_rank_skipped_samples_total"), 3);
   EXPECT_EQ(samples.count("hierad_decision_seconds_bucket"), Latency::kBounds.size() + 1);
   EXPECT_EQ(Value(samples, "hierad_decision_seconds_count"), 1);
   EXPECT_EQ(samples.count("hierad_node_slots"), 3u);

@@ -41,6 +41,7 @@ struct RankLive {
   int64_t last_seen_ms = 0;
   std::string waiting_in;
   v1::RankTotals totals;
+  v1::DataCounters data;
   bool trained = false;                  // has begun to train in this attempt
   uint64_t session = 0;                  // 0: none
   std::optional<RankEnded> word;         // the worker's own last word

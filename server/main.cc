@@ -116,7 +116,7 @@ absl::Status Serve(const ServerConfig& config, const sigset_t& stop_signals, con
   }
   std::unique_ptr<WebServer> web;
   if (config.web != "off") {
-    auto started = WebServer::Start(config.web, {coordinator.get(), history.get(), [](uid_t uid) { return uid == 0 || uid == geteuid(); }});
+    auto started = WebServer::Start(config.web, {coordinator.get(), history.get(), [&](uid_t uid) { return (*rpc)->CallerOfUser(uid); }});
     if (!started.ok()) {
       agent.reset();
       (*rpc)->Stop();

@@ -80,8 +80,13 @@ std::vector<MetricGroup> MakeGroups() {
            {Metric::kRankPhaseSeconds, "hierad_rank_phase_seconds_total", kCounter, "job_id, rank, phase: data_wait, forward, backward, comm, optimizer, other",
             "Its parts: the step budget is rate(this) over rate(hierad_rank_step_seconds_total)."},
            {Metric::kRankMemoryBytes, "hierad_rank_memory_bytes", kGauge, "job_id, rank", "Most memory so far: of the GPU, or of the process of a CPU rank."},
-           {Metric::kRankSkippedSamples, "hierad_rank_skipped_samples_total", kCounter, "job_id, rank", "Unreadable samples left out in this attempt (data.on_error: skip)."},
            {Metric::kRankReportAge, "hierad_rank_report_age_seconds", kGauge, "job_id, rank", "Since its last report; ranks report once a second."},
+           {Metric::kRankDataWait, "hierad_rank_data_wait_seconds_total", kCounter, "job_id, rank", "Time that the rank's loop waited for its loader in this attempt, by the host's clock."},
+           {Metric::kRankDataBytes, "hierad_rank_data_bytes_total", kCounter, "job_id, rank", "Bytes read from the files of the training set in this attempt."},
+           {Metric::kRankDataSamples, "hierad_rank_data_samples_total", kCounter, "job_id, rank", "Samples read in this attempt, those read ahead included."},
+           {Metric::kRankDataReaders, "hierad_rank_data_readers", kGauge, "job_id, rank", "Threads that read now, by measured need; at most data.workers."},
+           {Metric::kRankDataSlowest, "hierad_rank_data_slowest_seconds", kGauge, "job_id, rank", "What the slowest sample of this attempt took to read; hierctl describe names it."},
+           {Metric::kRankSkippedSamples, "hierad_rank_skipped_samples_total", kCounter, "job_id, rank", "Unreadable samples left out in this attempt (data.on_error: skip)."},
        }},
   };
 }

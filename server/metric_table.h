@@ -14,7 +14,8 @@ enum class Metric {   // those of hierad and nodes, then those of jobs and ranks
   kJobStep, kJobTotalSteps, kJobEpoch, kJobLoss, kJobGradNorm, kJobLearningRate, kJobStepSeconds, kJobPhaseSeconds, kJobSamplesPerSecond,
   kJobMfu, kJobFloorRatio, kJobNanSteps, kJobBestEvalLoss, kJobLastStepTime, kJobCheckpointTime, kJobCheckpointSeconds, kJobCheckpointSaves,
   kJobCheckpointEverySteps, kJobEta, kJobAlerts,
-  kRankStep, kRankSteps, kRankSamples, kRankStepSeconds, kRankPhaseSeconds, kRankMemoryBytes, kRankSkippedSamples, kRankReportAge,
+  kRankStep, kRankSteps, kRankSamples, kRankStepSeconds, kRankPhaseSeconds, kRankMemoryBytes, kRankReportAge,
+  kRankDataWait, kRankDataBytes, kRankDataSamples, kRankDataReaders, kRankDataSlowest, kRankSkippedSamples,
   kCount,
 };
 

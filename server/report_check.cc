@@ -68,6 +68,7 @@ absl::Status CheckWorkerReport(const v1::WorkerReport& report) {
   }
   if (report.rendezvous().size() > kRendezvousBytes) return Bad(absl::StrCat("rendezvous of ", report.rendezvous().size(), " bytes, at most ", kRendezvousBytes));
   if (report.waiting_in().size() > 1024) return Bad("waiting_in is longer than 1024 bytes");
+  if (report.data().slowest().size() > 1024) return Bad("data.slowest is longer than 1024 bytes");
   if (report.has_end()) {
     if (!v1::Reason_IsValid(report.end().reason())) return Bad("unknown reason of the end");
     if (report.end().message().size() > 64 << 10) return Bad("a message of the end that is too long");

@@ -6,11 +6,13 @@
 #include <grpcpp/security/tls_certificate_provider.h>
 #include <grpcpp/security/tls_credentials_options.h>
 #include <grp.h>
+#include <pwd.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/un.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <cstring>
 #include <vector>
@@ -78,6 +80,17 @@ absl::StatusOr<Access> AccessOf(const RpcServerOptions& options, const std::stri
   return access;
 }
 
+bool IsMember(uid_t uid, gid_t group) {
+  passwd entry;
+  passwd* found = nullptr;
+  std::vector<char> buffer(64 << 10);
+  if (getpwuid_r(uid, &entry, buffer.data(), buffer.size(), &found) != 0 || found == nullptr) return false;
+  std::vector<gid_t> groups(1024);
+  int count = static_cast<int>(groups.size());
+  if (getgrouplist(found->pw_name, found->pw_gid, groups.data(), &count) < 0) return false;
+  return std::find(groups.begin(), groups.begin() + count, group) != groups.begin() + count;
+}
+
 std::shared_ptr<grpc::ServerCredentials> TlsCredentials(const std::string& folder) {
   auto provider = std::make_shared<grpc::experimental::FileWatcherCertificateProvider>(
       JoinPath(folder, kKeyFile), JoinPath(folder, kCertificateFile), JoinPath(folder, kCaFile), kCertificateLookS);
@@ -96,6 +109,12 @@ RpcServer::RpcServer(const RpcServerOptions& options, std::unique_ptr<PeerIdenti
 
 RpcServer::~RpcServer() { Stop(); }
 
+Caller RpcServer::CallerOfUser(uid_t uid) const {
+  Caller caller = authz_.CallerOfUser(uid);
+  if (!caller.AllJobs() && group_ != static_cast<gid_t>(-1) && !IsMember(uid, group_)) caller.roles = 0;
+  return caller;
+}
+
 absl::StatusOr<std::unique_ptr<RpcServer>> RpcServer::Start(const RpcServerOptions& options, Coordinator* coordinator, const Clock* clock) {
   const std::string path = options.listen.substr(5);
   RETURN_IF_ERROR(ClearSocket(path));
@@ -110,6 +129,7 @@ absl::StatusOr<std::unique_ptr<RpcServer>> RpcServer::Start(const RpcServerOptio
     ASSIGN_OR_RETURN(peers, PeerIdentity::Listen(path, access.mode, access.group));
   }
   std::unique_ptr<RpcServer> rpc(new RpcServer(options, std::move(peers), coordinator, clock));
+  rpc->group_ = access.group;
   static const bool plugins = [] {
     grpc::EnableDefaultHealthCheckService(true);
     grpc::reflection::InitProtoReflectionServerBuilderPlugin();

@@ -36,11 +36,14 @@ class RpcServer {
   static absl::StatusOr<std::unique_ptr<RpcServer>> Start(const RpcServerOptions& options, Coordinator* coordinator, const Clock* clock);
   ~RpcServer();
   void Stop();   // ends streams, waits for calls under way
+  // What a process of this user on this machine may on the unix socket; no roles: it cannot open it. For other ways in.
+  Caller CallerOfUser(uid_t uid) const;
 
  private:
   RpcServer(const RpcServerOptions& options, std::unique_ptr<PeerIdentity> peers, Coordinator* coordinator, const Clock* clock);
   const std::unique_ptr<PeerIdentity> peers_;   // null: the socket is private
   const Authz authz_;
+  gid_t group_ = static_cast<gid_t>(-1);   // whose members alone may open the socket; -1: not asked
   ControlService control_;
   AgentService agents_;
   WorkerService workers_;

@@ -11,8 +11,11 @@
 #include <thread>
 
 #include "absl/strings/str_cat.h"
+#include "base/job_yaml.h"
 #include "base/limits.h"
+#include "server/await.h"
 #include "server/rpc_server.h"
+#include "server/web.h"
 
 namespace hierad {
 namespace {
@@ -181,6 +184,25 @@ TEST_F(ServiceTest, MetricsAndWatchesBeginWithTheHistory) {
   EXPECT_EQ(none->Finish().error_code(), grpc::NOT_FOUND);
 }
 
+TEST_F(ServiceTest, AListHasTheLossOfJobsThatEndedLongAgo) {
+  const uint64_t id = Submit("k").id();
+  std::vector<v1::StepMetrics> steps(3);
+  for (size_t i = 0; i < steps.size(); ++i) {
+    steps[i].set_step(static_cast<int64_t>(i) + 1);
+    steps[i].set_loss(0.25 * static_cast<double>(i));
+  }
+  ASSERT_TRUE(history_->Append(id, steps).ok());
+  Cancel(id);
+  Stop();
+  Start();   // which holds no ended jobs in memory
+  v1::ListReply reply;
+  grpc::ClientContext context;
+  ASSERT_TRUE(control_->List(&context, {}, &reply).ok());
+  ASSERT_EQ(reply.jobs_size(), 1);
+  EXPECT_EQ(reply.jobs(0).last().step(), 3);
+  EXPECT_EQ(reply.jobs(0).last().loss(), 0.5);
+}
+
 TEST_F(ServiceTest, IllegalSubmissionsAreRefusedWithSentences) {
   v1::SubmitReply reply;
   EXPECT_EQ(Submit("", Spec(), &reply).error_code(), grpc::INVALID_ARGUMENT);
@@ -318,6 +340,23 @@ TEST_F(ServiceTest, WatchTellsAtOnceAndEndsWithTheJob) {
   while (reader->Read(&reply)) last = reply.job().state();
   EXPECT_EQ(last, v1::CANCELLED);
   EXPECT_TRUE(reader->Finish().ok());
+}
+
+// A line saying that nothing has happened needs something to print it by.
+TEST_F(ServiceTest, WatchOfAJobThatDoesNotMoveIsToldAgain) {
+  const uint64_t id = Submit("k").id();
+  grpc::ClientContext context;
+  v1::WatchRequest request;
+  request.set_job_id(id);
+  auto reader = control_->Watch(&context, request);
+  v1::WatchReply reply;
+  for (int i = 0; i < 2; ++i) {
+    ASSERT_TRUE(reader->Read(&reply));
+    EXPECT_EQ(reply.job().id(), id);
+    EXPECT_EQ(reply.job().state(), v1::QUEUED);
+  }
+  context.TryCancel();
+  (void)reader->Finish();
 }
 
 // An agent and a worker by hand, over the wire.
@@ -470,6 +509,40 @@ TEST_F(ServiceTest, VersionIsTold) {
   ASSERT_TRUE(control_->Version(&context, v1::VersionRequest(), &reply).ok());
   EXPECT_EQ(reply.version(), "1.2.3");
   EXPECT_GT(reply.started_ms(), 0);
+}
+
+// The page shows each user what the socket would: a submitter its own jobs, and of others not even that they failed.
+TEST_F(ServiceTest, ThePageKeepsToRoles) {
+  uint64_t ids[2];
+  const char* submitters[] = {"alice", "bob"};
+  for (int i = 0; i < 2; ++i) {
+    v1::SubmitRequest request;
+    request.set_client_key(absl::StrCat("key-", i));
+    *request.mutable_spec() = Spec();
+    request.mutable_spec()->set_name(absl::StrCat("of-", submitters[i]));
+    FillDefaults(request.mutable_spec());
+    const auto reply = Await<v1::SubmitReply>([&](auto done) { coordinator_->Submit(request, submitters[i], absl::OkStatus(), done); });
+    ASSERT_TRUE(reply.ok()) << reply.status();
+    ids[i] = reply->job().id();
+  }
+  const WebSources sources{coordinator_.get(), history_.get(), [this](uid_t uid) { return server_->CallerOfUser(uid); }};
+  const Caller alice{kSubmitter | kWorker, "alice", false}, admin{kAdmin, "root", false}, viewer{kViewer, "guest", false};
+  for (const Caller& all : {admin, viewer}) {
+    const WebAnswer overview = AnswerWeb(sources, all, "/api/overview", "");
+    EXPECT_THAT(overview.body, testing::AllOf(HasSubstr("of-alice"), HasSubstr("of-bob")));
+    for (const uint64_t id : ids) EXPECT_EQ(AnswerWeb(sources, all, absl::StrCat("/api/jobs/", id), "").code, 200);
+  }
+  const WebAnswer overview = AnswerWeb(sources, alice, "/api/overview", "");
+  EXPECT_THAT(overview.body, testing::AllOf(HasSubstr("of-alice"), testing::Not(HasSubstr("of-bob"))));
+  EXPECT_EQ(AnswerWeb(sources, alice, absl::StrCat("/api/jobs/", ids[0]), "").code, 200);
+  for (const char* what : {"", "/metrics", "/log"}) {
+    const WebAnswer refused = AnswerWeb(sources, alice, absl::StrCat("/api/jobs/", ids[1], what), "");
+    EXPECT_EQ(refused.code, 403) << what;
+    EXPECT_THAT(refused.body, testing::Not(HasSubstr("bob")));
+  }
+  // The socket of this test is private.
+  EXPECT_TRUE(server_->CallerOfUser(geteuid()).AllJobs());
+  EXPECT_EQ(server_->CallerOfUser(geteuid() + 1).roles, 0u);
 }
 
 // Many clients at once, each with its own key: no answer is lost, no job doubled.

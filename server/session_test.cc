@@ -212,6 +212,8 @@ TEST_F(SessionTest, ViewShowsRanksRateAndTimeLeft) {
   workers[0]->report.set_samples_per_s(20);
   workers[0]->Report();
   workers[1]->report.set_waiting_in("all_reduce of bucket 3");
+  workers[1]->report.mutable_data()->set_skipped_samples(3);
+  workers[1]->report.mutable_data()->set_slowest("/data/x.jpg");
   workers[1]->Report();
   Settle();
   const v1::Job job = Get(id);
@@ -219,6 +221,8 @@ TEST_F(SessionTest, ViewShowsRanksRateAndTimeLeft) {
   EXPECT_EQ(job.total_steps(), 100);
   EXPECT_DOUBLE_EQ(job.eta_s(), 60 * 10 / 20.0);
   EXPECT_EQ(job.ranks(1).waiting_in(), "all_reduce of bucket 3");
+  EXPECT_EQ(job.ranks(1).data().slowest(), "/data/x.jpg");
+  EXPECT_THAT(job.alerts(), testing::Contains("3 samples could not be read and left out; rank-N.log names them"));
   EXPECT_EQ(job.ranks(1).phase(), v1::PHASE_TRAINING);
   EXPECT_EQ(job.ranks(1).node(), "n");
   EXPECT_GT(job.ranks(1).pid(), 0);

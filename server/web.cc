@@ -34,15 +34,16 @@ WebAnswer Refusal(const absl::Status& status) {
   return Refusal(code, std::string(status.message()));
 }
 
-WebAnswer AnswerOverview(const WebSources& s) {
+WebAnswer AnswerOverview(const WebSources& s, const Caller& caller) {
+  const std::string whose = caller.AllJobs() ? "" : caller.name;
   // Those with workers, however old, then the newest.
   v1::ListRequest request, working;
   request.set_limit(limits::kListLimit);
   working.set_limit(limits::kListLimit);
   for (const v1::JobState state : {v1::STARTING, v1::RUNNING, v1::STOPPING}) working.add_states(state);
-  auto jobs = Await<v1::ListReply>([&](auto reply) { s.coordinator->List(working, "", reply); });
+  auto jobs = Await<v1::ListReply>([&](auto reply) { s.coordinator->List(working, whose, reply); });
   if (!jobs.ok()) return Refusal(jobs.status());
-  auto newest = Await<v1::ListReply>([&](auto reply) { s.coordinator->List(request, "", reply); });
+  auto newest = Await<v1::ListReply>([&](auto reply) { s.coordinator->List(request, whose, reply); });
   if (!newest.ok()) return Refusal(newest.status());
   std::set<uint64_t> seen;
   for (const v1::Job& job : jobs->jobs()) seen.insert(job.id());
@@ -65,7 +66,7 @@ WebAnswer AnswerOverview(const WebSources& s) {
       busy += use.job_id() != 0;
     }
   }
-  return JsonAnswer({{"jobs", std::move(list)}, {"nodes", std::move(places)}, {"totals", {{"jobs", std::move(counts)}, {"slots", slots}, {"slots_busy", busy}}}});
+  return JsonAnswer({{"only_of", whose}, {"jobs", std::move(list)}, {"nodes", std::move(places)}, {"totals", {{"jobs", std::move(counts)}, {"slots", slots}, {"slots_busy", busy}}}});
 }
 
 WebAnswer AnswerMetrics(const WebSources& s, const v1::Job& job) {
@@ -100,13 +101,14 @@ WebAnswer AnswerLog(const v1::Job& job, const std::string& query) {
   return JsonAnswer({{"text", text}});
 }
 
-WebAnswer AnswerJob(const WebSources& s, const std::string& rest, const std::string& query) {
+WebAnswer AnswerJob(const WebSources& s, const Caller& caller, const std::string& rest, const std::string& query) {
   const size_t slash = rest.find('/');
   const std::string number = rest.substr(0, slash), what = slash == std::string::npos ? "" : rest.substr(slash + 1);
   uint64_t id = 0;
   if (!absl::SimpleAtoi(number, &id)) return Refusal(404, absl::StrCat("\"", Printable(number, 40), "\" is not the number of a job"));
   auto job = Await<v1::Job>([&](auto reply) { s.coordinator->Get(id, reply); });
   if (!job.ok()) return Refusal(job.status());
+  if (!caller.AllJobs() && job->submitter() != caller.name) return Refusal(403, absl::StrCat("job ", id, " is not yours; you are ", Printable(caller.name)));
   if (what.empty()) return JsonAnswer(WebDetail(*job));
   if (what == "metrics") return AnswerMetrics(s, *job);
   if (what == "log") return AnswerLog(*job, query);
@@ -158,21 +160,22 @@ int Handle(mg_connection* connection, void* data) {
   if (!IsOwnHost(mg_get_header(connection, "Host"))) return Send(connection, Refusal(403, "this page answers to the loopback only; ask for http://127.0.0.1:PORT/"));
   if (std::string_view(request->request_method) != "GET") return Send(connection, Refusal(405, "this page only shows: GET"));
   const int64_t uid = PeerUid(request->remote_port, request->server_port);
-  if (uid < 0 || !sources.may_read(static_cast<uid_t>(uid))) {
+  const Caller caller = uid < 0 ? Caller() : sources.caller(static_cast<uid_t>(uid));
+  if ((caller.roles & (kViewer | kSubmitter | kAdmin)) == 0) {
     return Send(connection, Refusal(403, "this page is for the users who may use this hierad; ask its owner"));
   }
-  return Send(connection, AnswerWeb(sources, request->local_uri != nullptr ? request->local_uri : "", request->query_string != nullptr ? request->query_string : ""));
+  return Send(connection, AnswerWeb(sources, caller, request->local_uri != nullptr ? request->local_uri : "", request->query_string != nullptr ? request->query_string : ""));
 }
 
 }  // namespace
 
-WebAnswer AnswerWeb(const WebSources& sources, const std::string& path, const std::string& query) {
+WebAnswer AnswerWeb(const WebSources& sources, const Caller& caller, const std::string& path, const std::string& query) {
   if (path == "/") return {200, "text/html; charset=utf-8", kWebPageHtml};
   if (path == "/page.css") return {200, "text/css; charset=utf-8", kWebPageCss};
   if (path == "/page.js") return {200, "text/javascript; charset=utf-8", kWebPageJs};
-  if (path == "/api/overview") return AnswerOverview(sources);
+  if (path == "/api/overview") return AnswerOverview(sources, caller);
   const std::string jobs = "/api/jobs/";
-  if (path.rfind(jobs, 0) == 0) return AnswerJob(sources, path.substr(jobs.size()), query);
+  if (path.rfind(jobs, 0) == 0) return AnswerJob(sources, caller, path.substr(jobs.size()), query);
   return Refusal(404, "there is no such page");
 }
 

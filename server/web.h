@@ -1,6 +1,6 @@
-// The page that hierad serves on the loopback: jobs, loss, step budget, logs, slots. It only shows. Who may see it: the
-// users for whom `may_read` holds, told by the uid of the connection's other end, which the kernel knows on one machine.
-// The page asks in the name of whoever opened the browser, so requests that another site's page makes it send are refused
+// The page that hierad serves on the loopback: jobs, loss, step budget, logs, slots. It only shows, and each user what the unix
+// socket would show: the kernel knows the uid of the connection's other end on one machine. A submitter sees its own jobs. The page
+// asks in the name of whoever opened the browser, so requests that another site's page makes it send are refused
 // by their Host, and no answer may be framed or read from elsewhere.
 //
 // Threads: answers are given on the HTTP library's threads (kThreads); they ask the coordinator and wait.
@@ -14,6 +14,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "server/authz.h"
 #include "server/coordinator.h"
 #include "server/history.h"
 
@@ -24,7 +25,7 @@ namespace hierad {
 struct WebSources {
   Coordinator* coordinator = nullptr;
   const History* history = nullptr;
-  std::function<bool(uid_t)> may_read;
+  std::function<Caller(uid_t)> caller;   // no roles that read: refused
 };
 
 struct WebAnswer {
@@ -32,8 +33,8 @@ struct WebAnswer {
   std::string type, body;
 };
 
-// The answer to GET `path` with `query` ("rank=1&x=2"). Free of HTTP.
-WebAnswer AnswerWeb(const WebSources& sources, const std::string& path, const std::string& query);
+// The answer for `caller` to GET `path` with `query` ("rank=1&x=2"). Free of HTTP.
+WebAnswer AnswerWeb(const WebSources& sources, const Caller& caller, const std::string& path, const std::string& query);
 
 class WebServer {
  public:

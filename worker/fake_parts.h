@@ -8,6 +8,7 @@
 #include <limits>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <unistd.h>
 #include <utility>
@@ -34,7 +35,7 @@ class FakeStep : public Step {
   };
 
   FakeStep(const StepOptions& options, const Geometry& geometry, const ParameterTable& table, Communicator* communicator, Faults faults)
-      : sample_size_(geometry.spec.in_chans() * geometry.num_tokens), table_(table), communicator_(communicator), faults_(std::move(faults)),
+      : sample_size_(RowFormat::Plain(geometry).rules.channels * RowFormat::Plain(geometry).rules.samples), table_(table), communicator_(communicator), faults_(std::move(faults)),
         seed_(options.spec.seed()), nan_limit_(NanLimit(options.spec.step())) {}
 
   absl::Status Initialize() override {
@@ -75,21 +76,28 @@ class FakeStep : public Step {
   absl::Status Run(absl::Span<const MicroBatch> batches, int64_t real_samples, double lr, StepSignals signals) override {
     RETURN_IF_ERROR(faults_.error(state_.step, communicator_->rank()));
     faults_.see_rate(state_.step, lr);
-    std::vector<float> sums(kNumbers + 3);
+    std::vector<float> sums(kNumbers + 4);
+    std::optional<uint64_t> not_finite;
     for (const MicroBatch& batch : batches) {
+      const auto* const x = static_cast<const float*>(batch.x_BCS);
       for (int b = 0; b < batch.real; ++b) {
+        for (int i = 0; i < sample_size_; ++i)
+          if (!std::isfinite(x[b * sample_size_ + i])) not_finite = batch.visit_ids_B[b];
         for (int i = 0; i < kNumbers; ++i) {
-          sums[size_t(i)] += batch.x_BCS[b * sample_size_ + i % sample_size_] + float(batch.visit_ids_B[b] % 97) * 1e-3f + float(batch.epoch);
+          sums[size_t(i)] += x[b * sample_size_ + i % sample_size_] + float(batch.visit_ids_B[b] % 97) * 1e-3f + float(batch.epoch);
         }
       }
     }
     sums[kNumbers] = signals.stop;
     sums[kNumbers + 1] = signals.checkpoint;
+    sums[kNumbers + 3] = not_finite.has_value() ? 1 : 0;
     sums[kNumbers + 2] = faults_.non_finite(state_.step) ? std::numeric_limits<float>::quiet_NaN() : 0.0f;
     RETURN_IF_ERROR(communicator_->AllReduceSum(sums.data(), int64_t(sums.size()), nullptr));
     StepResult result;
     result.signals = {sums[kNumbers] > 0, sums[kNumbers + 1] > 0};
     const bool finite = std::isfinite(sums[kNumbers + 2]);
+    result.input_not_finite = sums[kNumbers + 3] > 0;
+    result.not_finite_visit = not_finite;
     result.skipped = halted_ || !finite;
     result.grad_norm = sums[0] / double(real_samples);
     result.loss = result.skipped ? std::nan("") : Distance(sums, real_samples);
@@ -115,7 +123,7 @@ class FakeStep : public Step {
   }
   absl::StatusOr<LossSum> Evaluate(const MicroBatch& batch) override {
     LossSum sum;
-    for (int b = 0; b < batch.real; ++b) sum.numerator += std::abs(double(state_.parameters[0]) - batch.x_BCS[b * sample_size_]);
+    for (int b = 0; b < batch.real; ++b) sum.numerator += std::abs(double(state_.parameters[0]) - static_cast<const float*>(batch.x_BCS)[b * sample_size_]);
     sum.weight = batch.real;
     return sum;
   }
@@ -170,7 +178,7 @@ class FakeSession : public Session {
     on_step(this, done);
   }
   void SetTotals(const v1::RankTotals& t) override { totals = t; }
-  void SetCounters(int64_t nan, int64_t, double speed) override {
+  void SetCounters(int64_t nan, double speed) override {
     nan_steps = nan;
     samples_per_s = speed;
   }

@@ -7,7 +7,7 @@ class LocalSession : public Session {
  public:
   void SetPhase(v1::Phase) override {}
   void SetProgress(int64_t, int64_t, int64_t) override {}
-  void SetCounters(int64_t, int64_t, double) override {}
+  void SetCounters(int64_t, double) override {}
   void SetTotals(const v1::RankTotals&) override {}
   void SetDataCounters(const v1::DataCounters&) override {}
   void SetWaitingIn(std::function<std::string()>) override {}

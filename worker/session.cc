@@ -31,7 +31,7 @@ constexpr std::chrono::milliseconds kReportEvery{1000};
 constexpr std::chrono::milliseconds kReportAtMostEvery{50};   // a job may make a thousand steps a second
 constexpr std::chrono::milliseconds kLookEvery{200};          // for SIGTERM
 constexpr std::chrono::milliseconds kFirstBackoff{100}, kLongestBackoff{5000};
-constexpr size_t kWaitingInBytes = 1000;
+constexpr size_t kNameBytes = 1000;   // of a file, or of what is waited for
 
 std::chrono::nanoseconds Now() { return Clock::System().Monotonic(); }
 
@@ -79,10 +79,9 @@ class GrpcSession : public Session {
       report_.set_first_step(first_step);
     });
   }
-  void SetCounters(int64_t nan_steps, int64_t skipped_samples, double samples_per_s) override {
+  void SetCounters(int64_t nan_steps, double samples_per_s) override {
     Change(/*urgent=*/false, [&] {
       report_.set_nan_steps(nan_steps);
-      report_.set_skipped_samples(skipped_samples);
       report_.set_samples_per_s(samples_per_s);
     });
   }
@@ -90,7 +89,10 @@ class GrpcSession : public Session {
     Change(/*urgent=*/false, [&] { *report_.mutable_totals() = totals; });
   }
   void SetDataCounters(const v1::DataCounters& counters) override {
-    Change(/*urgent=*/false, [&] { *report_.mutable_data() = counters; });
+    Change(/*urgent=*/false, [&] {
+      *report_.mutable_data() = counters;
+      report_.mutable_data()->set_slowest(Printable(counters.slowest(), kNameBytes));
+    });
   }
   void SetWaitingIn(std::function<std::string()> ask) override {
     std::lock_guard lock(ask_mutex_);
@@ -278,7 +280,7 @@ class GrpcSession : public Session {
     std::string waiting_in;
     {
       std::lock_guard lock(ask_mutex_);
-      if (ask_) waiting_in = Printable(ask_(), kWaitingInBytes);
+      if (ask_) waiting_in = Printable(ask_(), kNameBytes);
     }
     const auto metrics = queue_.After(*sent_step, size_t(limits::kMetricBatch));
     std::lock_guard lock(mutex_);

@@ -28,9 +28,9 @@ class Session {
   virtual void SetPhase(v1::Phase phase) = 0;
   // Optimizer steps done and to do, of the whole run; the first (1-based) this attempt runs.
   virtual void SetProgress(int64_t step, int64_t total_steps, int64_t first_step) = 0;
-  virtual void SetCounters(int64_t nan_steps, int64_t skipped_samples, double samples_per_s) = 0;
+  virtual void SetCounters(int64_t nan_steps, double samples_per_s) = 0;
   virtual void SetTotals(const v1::RankTotals& totals) = 0;
-  virtual void SetDataCounters(const v1::DataCounters&) {}
+  virtual void SetDataCounters(const v1::DataCounters& counters) = 0;
   // Asked by the session's thread at each report; nullptr before what it asks goes away.
   virtual void SetWaitingIn(std::function<std::string()> ask) = 0;
   virtual void AddMetrics(const v1::StepMetrics& metrics) = 0;

@@ -135,9 +135,10 @@ TEST_F(Sessions, SaysTheWholeStateAndBringsOrders) {
   const auto session = ConnectSession(assignment_, nullptr);   // hierad is not there yet
   session->SetPhase(v1::PHASE_LOADING);
   session->SetProgress(7, 100, 5);
-  session->SetCounters(1, 2, 3.5);
+  session->SetCounters(1, 3.5);
   v1::DataCounters data;
   data.set_bytes(99);
+  data.set_slowest("a\n" + std::string(5000, 'x'));
   session->SetDataCounters(data);
   session->SetWaitingIn([] { return std::string("barrier"); });
   v1::CheckpointInfo info;
@@ -152,6 +153,8 @@ TEST_F(Sessions, SaysTheWholeStateAndBringsOrders) {
   EXPECT_EQ(report.attempt(), 2);
   EXPECT_EQ(report.rank(), 1);
   EXPECT_EQ(report.data().bytes(), 99);
+  EXPECT_LE(report.data().slowest().size(), 1024u);   // what hierad takes, on one line
+  EXPECT_EQ(report.data().slowest().find('\n'), std::string::npos);
   EXPECT_EQ(report.credential(), "secret");
   EXPECT_EQ(report.phase(), v1::PHASE_LOADING);
   EXPECT_EQ(report.step(), 7);

@@ -84,7 +84,7 @@ absl::Status Trainer::Prepare() {
   ASSIGN_OR_RETURN(geometry_, Geometry::From(spec_.model()));
   table_ = ParameterTable::For(*geometry_);
   v1::StepSpec& step = *spec_.mutable_step();
-  if (step.mode().empty() || step.mode() == "auto") step.set_mode(options_.cuda ? "graph_safe" : "optimized");
+  step.set_mode(ResolvedMode(step, options_.cuda));
   spec_.mutable_resources()->set_device(options_.cuda ? "cuda" : "cpu");
   RETURN_IF_ERROR(MakeFolders(options_.run_folder));
   if (options_.rank == 0) {
@@ -152,6 +152,7 @@ absl::Status Trainer::Load() {
     step_options.spec = spec_;
     step_options.cuda = options_.cuda;
     step_options.threads = options_.threads;
+    step_options.rows = dataset_->row_format();
     ASSIGN_OR_RETURN(step_, parts_.make_step(step_options, *geometry_, table_, communicator_.get()));
     spdlog::info("step: {}", step_->Describe());
     if (start.resumed) return step_->Load(contents.state);
@@ -209,6 +210,8 @@ absl::Status Trainer::OpenRun(int64_t first_step) {
     ChannelStatistics training = statistics_;
     ASSIGN_OR_RETURN(eval_dataset_, split ? OpenDataset(spec_.data(), spec_.data().path(), *geometry_, &training, Subset::kHeldOut)
                                           : OpenDataset(spec_.data(), spec_.eval().path(), *geometry_, &training));
+    // One step takes both.
+    if (eval_dataset_->row_format() != dataset_->row_format()) dataset_ = PreparedRows(dataset_), eval_dataset_ = PreparedRows(eval_dataset_);
     spdlog::info("held-out data: {}", eval_dataset_->Describe());
   }
   ASSIGN_OR_RETURN(length_, RunLength::For(spec_, dataset_->count()));
@@ -276,7 +279,10 @@ absl::StatusOr<TrainEnd> Trainer::Train() {
   Phase(v1::PHASE_STOPPING);
   RETURN_IF_ERROR(Finish());
   Phase(v1::PHASE_DONE);
-  return TrainEnd{v1::REASON_COMPLETED, absl::StrCat("completed ", done_, " steps")};
+  const int64_t skipped = loader_ ? loader_->skipped_samples() : 0;
+  std::string message = absl::StrCat("completed ", done_, " steps");
+  if (skipped > 0) absl::StrAppend(&message, "; rank ", options_.rank, " left out ", skipped, skipped == 1 ? " sample" : " samples", " that could not be read: its log names them");
+  return TrainEnd{v1::REASON_COMPLETED, std::move(message)};
 }
 
 absl::StatusOr<Trainer::After> Trainer::TrainStep() {
@@ -392,6 +398,7 @@ absl::Status Trainer::TakeResult() {
   AddTotals(metrics, given.own_samples);
   stop_agreed_ |= result.signals.stop;
   wishes_agreed_ |= result.signals.checkpoint;
+  if (result.input_not_finite) return NameNotFinite(result);
   const absl::Status numerics = CheckNumerics(result, metrics.lr());
   if (numerics.ok() && !stop_agreed_ && EvaluationAfter(done_)) {
     evaluated_ = metrics;
@@ -469,6 +476,14 @@ absl::Status Trainer::CheckNumerics(const StepResult& result, double lr) {
                                                    "; lower optimizer.lr or blr, or check the data"));
 }
 
+// The device says which visit; all ranks say what the one that has it finds in its file.
+absl::Status Trainer::NameNotFinite(const StepResult& result) {
+  absl::Status own;
+  if (result.not_finite_visit.has_value()) own = dataset_->NotFinite(*result.not_finite_visit % uint64_t(dataset_->count()));
+  RETURN_IF_ERROR(Agree(communicator_.get(), own));
+  return ErrorOf(v1::REASON_DATA_ERROR, absl::StrCat("a sample of step ", result.step, " is not finite on another rank"));
+}
+
 bool Trainer::EvaluationAfter(int64_t step) const {
   if (!eval_dataset_) return false;
   return step % (length_.steps_per_epoch * spec_.eval().every_epochs()) == 0 || step == length_.total_steps;
@@ -477,6 +492,7 @@ bool Trainer::EvaluationAfter(int64_t step) const {
 absl::Status Trainer::EvaluateBatch(Loader* loader, DoublePair* sum) {
   ASSIGN_OR_RETURN(const MicroBatch batch, loader->Next());
   ASSIGN_OR_RETURN(const Step::LossSum here, step_->Evaluate(batch));
+  if (here.not_finite_visit.has_value()) return eval_dataset_->NotFinite(*here.not_finite_visit);
   sum->first += here.numerator;
   sum->second += here.weight;
   return absl::OkStatus();
@@ -540,7 +556,7 @@ void Trainer::Events(const absl::Status& status) {
 
 bool Trainer::PicturesDue() const {
   const int64_t every = spec_.output().pictures_every_epochs();
-  if (every == 0 || geometry_->spec.task() != "mae" || geometry_->dims > 2 || spec_.step().mode() == "fused") return false;
+  if (every == 0 || geometry_->spec.task() != "mae") return false;
   return done_ % (length_.steps_per_epoch * every) == 0 || done_ == length_.total_steps;
 }
 
@@ -552,15 +568,14 @@ void Trainer::DrawPictures() {
     const Dataset& data = eval_dataset_ ? *eval_dataset_ : *dataset_;
     const int rows = spec_.step().batch_per_rank();
     MicroBatch batch;
-    batch.real = int32_t(std::min<int64_t>({kPictureSamples, rows, data.count()}));
-    int64_t elements = spec_.model().in_chans();
-    for (const int64_t extent : geometry_->input_size) elements *= extent;
-    std::vector<float> x(size_t(rows * elements), 0.0f);
+    batch.real = int32_t(std::min<int64_t>({geometry_->dims == 3 ? 1 : kPictureSamples, rows, data.count()}));
+    const int64_t row_bytes = data.row_format().rules.samples > 0 ? data.row_format().row_bytes() : RowFormat::Plain(*geometry_).row_bytes();
+    std::vector<std::byte> x(size_t(rows * row_bytes));
     std::vector<int64_t> labels(size_t(rows), -1);
     std::vector<uint64_t> ids(size_t(rows), 0);
     for (int64_t row = 0; row < batch.real; ++row) {
       ids[size_t(row)] = uint64_t(row);
-      RETURN_IF_ERROR(data.Read({uint64_t(row), uint64_t(row), spec_.seed(), 0, /*augment=*/false}, x.data() + row * elements));
+      RETURN_IF_ERROR(data.ReadRow({uint64_t(row), uint64_t(row), spec_.seed(), 0, /*augment=*/false}, x.data() + row * row_bytes));
     }
     batch.x_BCS = x.data();
     batch.labels_B = labels.data();
@@ -576,7 +591,7 @@ void Trainer::DrawPictures() {
       mean = {-double(*low) / range};
       spread = {1 / range};
     }
-    const Picture picture = geometry_->dims == 2 ? DrawImages(r, mean, spread) : DrawSignals(r);
+    const Picture picture = geometry_->dims == 1 ? DrawSignals(r) : DrawImages(r, mean, spread);
     ASSIGN_OR_RETURN(const std::string png, EncodePng(picture));
     const std::string folder = JoinPath(options_.run_folder, "pictures");
     RETURN_IF_ERROR(MakeFolders(folder));
@@ -739,8 +754,7 @@ void Trainer::Activity(const std::string& activity) { communicator_->SetActivity
 
 void Trainer::Report() {
   session_->SetProgress(done_, length_.total_steps, first_done_ + 1);
-  session_->SetCounters(nan_steps_, loader_ ? loader_->skipped_samples() : 0, samples_per_s_);
-  totals_.set_skipped_samples(loader_ ? loader_->skipped_samples() : 0);
+  session_->SetCounters(nan_steps_, samples_per_s_);
   session_->SetTotals(totals_);
   if (loader_) session_->SetDataCounters(loader_->counters());
 }

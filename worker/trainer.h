@@ -96,6 +96,7 @@ class Trainer {
   StepSignals Signals();
   absl::Status HearRankZero();
   absl::Status CheckNumerics(const StepResult& result, double lr);
+  absl::Status NameNotFinite(const StepResult& result);
   absl::Status VerifyRanks();
   // True: abandoned, because a stop is wanted.
   absl::StatusOr<bool> Evaluate();

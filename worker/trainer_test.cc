@@ -6,8 +6,10 @@
 #include <cmath>
 #include <csignal>
 #include <cstdlib>
+#include <cstring>
 #include <fcntl.h>
 #include <fstream>
+#include <limits>
 #include <string>
 #include <sys/stat.h>
 #include <sys/wait.h>
@@ -34,6 +36,7 @@ using ::testing::AllOf;
 using ::testing::Contains;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
+using ::testing::StartsWith;
 
 // 41 samples, 2 ranks x 4: 6 steps an epoch, the last one short; 3 epochs.
 constexpr char kJob[] = R"(
@@ -492,18 +495,80 @@ TEST_F(Trainers, SkippedSamplesWeighNothing) {
     options->spec.mutable_data()->set_on_error("skip");
     options->spec.mutable_schedule()->set_epochs(1);
   };
-  attempt.look = [](const FakeSession& s) { return absl::StrCat("samples ", s.metrics.empty() ? 0 : s.metrics[0].samples(), " loss ", s.metrics.empty() ? 0 : s.metrics[0].loss()); };
+  attempt.look = [](const FakeSession& s) { return absl::StrCat("skipped ", s.data.skipped_samples(), " samples ", s.metrics.empty() ? 0 : s.metrics[0].samples(), " loss ", s.metrics.empty() ? 0 : s.metrics[0].loss()); };
   const std::string two = Run(2, attempt, folder_)[0];
-  EXPECT_THAT(two, AllOf(HasSubstr("REASON_COMPLETED completed 1 steps"), HasSubstr("samples 6 ")));
+  EXPECT_THAT(two, AllOf(HasSubstr("REASON_COMPLETED completed 1 steps; rank 0 left out 1 sample that could not be read"), HasSubstr(" samples 6 ")));
   attempt.change = [&, change = attempt.change](TrainerOptions* options) {
     change(options);
     options->spec.mutable_step()->set_batch_per_rank(8);
   };
   const std::string one = Run(1, attempt, NewFolder())[0];
+  EXPECT_THAT(one, HasSubstr("skipped 2 samples 6 "));
   const auto loss = [](const std::string& text) { return text.substr(text.find("loss")); };
   EXPECT_EQ(loss(one), loss(two));
+  EXPECT_THAT(one, HasSubstr("completed 1 steps; rank 0 left out 2 samples that could not be read"));
   path = data + "/lost.npy";
   EXPECT_THAT(Run(1, attempt, NewFolder())[0], AllOf(HasSubstr("REASON_DATA_ERROR"), HasSubstr("none of its 2 samples can be read")));
+}
+
+// Found where the sample is converted, told by the rank that has it to all.
+TEST_F(Trainers, ASampleThatIsNotFiniteIsNamedByAllRanks) {
+  const std::string data = folder_ + "/spoilt.npy";
+  WriteNpy(data, 24);
+  auto file = ReadFile(data, 1 << 20);
+  ASSERT_TRUE(file.ok());
+  const float missing = std::numeric_limits<float>::quiet_NaN();
+  std::memcpy(file->data() + 128 + (7 * 128 + 64 + 5) * sizeof(float), &missing, sizeof missing);   // sample 7, channel 1, point 5
+  ASSERT_TRUE(WriteFileAtomic(data, *file).ok());
+  Attempt attempt;
+  attempt.change = [&](TrainerOptions* options) {
+    options->spec.mutable_data()->set_source("npy");
+    options->spec.mutable_data()->set_path(data);
+  };
+  int first = 0;
+  for (const std::string& end : Run(2, attempt, NewFolder())) {
+    EXPECT_THAT(end, StartsWith("REASON_DATA_ERROR"));
+    EXPECT_THAT(end, HasSubstr("spoilt.npy, sample 7: value nan at channel 1, point 5"));
+    first += end.find("rank ") == std::string::npos;
+  }
+  EXPECT_EQ(first, 1) << "one rank has the sample itself";
+  attempt.change = [&](TrainerOptions* options) {
+    options->spec.mutable_data()->set_source("npy");
+    options->spec.mutable_data()->set_path(data);
+    options->spec.mutable_data()->set_on_error("skip");
+  };
+  EXPECT_THAT(Run(1, attempt, NewFolder())[0], StartsWith("REASON_COMPLETED"));
+}
+
+// Held-out rows of another type: both sets come as prepared numbers.
+TEST_F(Trainers, SetsOfTwoTypesAreEvaluatedAsOfOne) {
+  const auto array = [&](const char* name, const char* descr, int bytes) {
+    std::string header = absl::StrCat("{'descr': '", descr, "', 'fortran_order': False, 'shape': (8, 2, 64), }");
+    header.resize(117, ' ');
+    std::string file = std::string("\x93NUMPY\x01\x00\x76\x00", 10) + header + "\n";
+    for (int i = 0; i < 8 * 128; ++i) {
+      const auto byte = uint8_t(i * 7 % 251);
+      const float number = byte;
+      file.append(bytes == 1 ? reinterpret_cast<const char*>(&byte) : reinterpret_cast<const char*>(&number), size_t(bytes));
+    }
+    EXPECT_TRUE(WriteFileAtomic(folder_ + name, file).ok());
+    return folder_ + name;
+  };
+  const std::string bytes = array("/u8.npy", "|u1", 1), numbers = array("/f32.npy", "<f4", 4);
+  Attempt attempt;
+  std::vector<std::string> lines;
+  for (const std::string& training : {bytes, numbers}) {
+    attempt.change = [&](TrainerOptions* options) {
+      options->spec.mutable_data()->set_source("npy");
+      options->spec.mutable_data()->set_path(training);
+      options->spec.mutable_eval()->set_path(numbers);
+    };
+    const std::string folder = NewFolder();
+    EXPECT_THAT(Run(1, attempt, folder)[0], StartsWith("REASON_COMPLETED"));
+    lines.push_back(Lines(folder));
+  }
+  EXPECT_THAT(lines[0], HasSubstr("eval_loss"));
+  EXPECT_EQ(lines[0], lines[1]);
 }
 
 TEST_F(Trainers, NonFiniteStopsAtOnceWhereAsked) {

@@ -19,9 +19,12 @@ struct BlockTape {
   BlockShape shape{};
   int64_t rows_in = 0, rows_out = 0, windows = 1, keys = 0, hidden = 0;
   bool keep = true;   // the tensors below are kept until backward
+  bool masked = false;   // behind attention only masked tokens are wanted: rows_out are theirs
   int draw = 0;   // index of the block among those with drop path
   TensorId x = kNone, xn = kNone, mean1 = kNone, rstd1 = kNone, qkv = kNone, o = kNone, lse = kNone, argmax = kNone;
+  TensorId o_rows = kNone;   // o, or its masked rows
   TensorId pool_argmax = kNone, x1 = kNone, xn2 = kNone, mean2 = kNone, rstd2 = kNone, h = kNone;
+  TensorId g = kNone;   // not kept: backward makes it again
 };
 
 class StepPlan {
@@ -67,27 +70,29 @@ class StepPlan {
 
   void Input() {
     b_.Enter(Part::kInput, false);
-    int64_t samples = 1;
-    for (int64_t s : g_.input_size) samples *= s;
-    const int64_t channels = g_.spec.in_chans();
+    RowFormat& rows = plan_.options.rows;
+    rows = RowFormat::Or(rows, g_);
+    const int64_t channels = rows.rules.channels, samples = rows.rules.samples;
     auto staged = [&](const char* name, std::vector<int64_t> shape, DType dtype) {
       return b_.Add(name, std::move(shape), dtype, Arena::kStaging);
     };
     plan_.scalars = staged("scalars", {int64_t(sizeof(StepScalars))}, DType::kU8);
-    plan_.source = staged("source", {2, batch_, channels, samples}, plan_.options.source);
+    plan_.source = staged("source", {2, batch_, channels, samples}, rows.type);
     plan_.source_ids = staged("source_ids", {2, batch_}, DType::kI64);
     plan_.source_labels = staged("source_labels", {2, batch_}, DType::kI64);
     plan_.record = b_.Add("record", {int64_t(sizeof(StepRecord))}, DType::kU8, Arena::kPersistent);
+    plan_.not_finite = b_.Add("not_finite", {1}, DType::kI64, Arena::kPersistent);
     if (!plan_.options.features) EmitMark("step begins", StepPhase::kIdle);
     plan_.loss_partials = b_.Add("loss_partials", {batch_}, DType::kF64, Arena::kPersistent);
-    const TensorId scale = b_.Constants("input_scale", std::vector<float>(channels, 1.0f));
-    const TensorId shift = b_.Constants("input_shift", std::vector<float>(channels, 0.0f));
+    const TensorId scale = b_.Constants("input_scale", rows.scale);
+    const TensorId offset = b_.Constants("input_offset", rows.offset);
     plan_.x = b_.Activation("x", {batch_, channels, samples}, b_.real());
     plan_.visit_ids = b_.Activation("visit_ids", {batch_}, DType::kI64);
     plan_.labels = b_.Activation("labels", {batch_}, DType::kI64);
-    b_.Emit("input", ConvertInput{plan_.scalars, plan_.source, plan_.source_ids, plan_.source_labels, scale, shift, plan_.x,
-                                  plan_.visit_ids, plan_.labels, batch_, channels, samples},
-            {plan_.scalars, plan_.source, plan_.source_ids, plan_.source_labels, scale, shift}, {plan_.x, plan_.visit_ids, plan_.labels});
+    b_.Emit("input", ConvertInput{plan_.scalars, plan_.source, plan_.source_ids, plan_.source_labels, scale, offset, plan_.x,
+                                  plan_.visit_ids, plan_.labels, plan_.not_finite, batch_, rows.rules},
+            {plan_.scalars, plan_.source, plan_.source_ids, plan_.source_labels, scale, offset, plan_.not_finite},
+            {plan_.x, plan_.visit_ids, plan_.labels, plan_.not_finite});
     if (!mae_ || plan_.options.features) return;
     plan_.keep_mask = b_.Activation("keep_mask", {batch_, g_.num_mask_units}, DType::kU8);
     plan_.keep_idx = b_.Activation("keep_idx", {batch_, g_.num_kept}, DType::kI32);
@@ -184,15 +189,16 @@ class StepPlan {
     return {dres.real, dy};
   }
 
-  // A block up to its MLP's hidden layer: all that backward reads again.
-  BlockTape BlockFront(const std::string& name, const BlockShape& shape, TensorId x, int64_t tokens_in, int64_t windows, int draw) {
+  // A block up to its MLP's hidden layer: all that backward reads again, and GELU of it.
+  BlockTape BlockFront(const std::string& name, const BlockShape& shape, TensorId x, int64_t tokens_in, int64_t windows, int draw, bool masked) {
     BlockTape t;
     t.name = name;
     t.shape = shape;
     t.draw = draw;
     t.x = x;
     t.rows_in = batch_ * tokens_in;
-    t.rows_out = t.rows_in / shape.q_stride;
+    t.masked = masked;
+    t.rows_out = masked ? batch_ * MaskedTokens() : t.rows_in / shape.q_stride;
     t.windows = windows;
     t.keys = tokens_in / windows;
     t.hidden = int64_t(double(shape.dim_out) * g_.spec.mlp_ratio());
@@ -202,14 +208,21 @@ class StepPlan {
     t.xn = Norm(name + ".norm1", x, t.rows_in, din, &t.mean1, &t.rstd1);
     t.qkv = b_.InT(at + ".attn.qkv", t.rows_in, 3 * d);
     b_.Linear(name + ".attn.qkv", t.xn, t.qkv, t.rows_in, din, 3 * d);
-    t.o = b_.InT(at + ".attn", t.rows_out, d);
+    t.o = b_.InT(at + ".attn", t.rows_in / shape.q_stride, d);
     t.lse = b_.Activation(at + ".attn.lse", {batch_, shape.heads, windows, queries}, b_.real());
     if (shape.q_stride > 1) t.argmax = b_.Activation(at + ".attn.argmax", {t.rows_out, d}, DType::kU8);
+    t.o_rows = t.o;
     b_.Emit(at + ".attn", Attention{t.qkv, t.o, t.lse, t.argmax, batch_, windows, t.keys, shape.q_stride, shape.heads, head_dim},
             {t.qkv}, {t.o, t.lse, t.argmax}, 4.0 * batch_ * windows * queries * t.keys * d);
-    const TensorId y = b_.InT(at + ".attn.proj", t.rows_out, d);
-    b_.Linear(name + ".attn.proj", t.o, y, t.rows_out, d, d);
     TensorId base = x;
+    if (masked) {
+      t.o_rows = b_.InT(at + ".attn.masked", t.rows_out, d);
+      EmitTakeMasked(at + ".attn.masked", t.o, t.o_rows, d);
+      base = b_.InReal(at + ".masked", t.rows_out, d);
+      EmitTakeMasked(at + ".masked", x, base, d);
+    }
+    const TensorId y = b_.InT(at + ".attn.proj", t.rows_out, d);
+    b_.Linear(name + ".attn.proj", t.o_rows, y, t.rows_out, d, d);
     if (din != d) {
       const TensorId skip = b_.InT(at + ".proj", t.rows_in, d);
       b_.Linear(name + ".proj", t.xn, skip, t.rows_in, din, d);
@@ -225,19 +238,19 @@ class StepPlan {
     AddResidual(at + ".residual1", t, base, y, t.x1, 0);
     t.xn2 = Norm(name + ".norm2", t.x1, t.rows_out, d, &t.mean2, &t.rstd2);
     t.h = b_.InT(at + ".mlp.fc1", t.rows_out, t.hidden);
-    b_.Linear(name + ".mlp.fc1", t.xn2, t.h, t.rows_out, d, t.hidden);
+    t.g = b_.InT(at + ".mlp.gelu", t.rows_out, t.hidden);
+    b_.LinearGelu(name + ".mlp.fc1", t.xn2, t.h, t.g, t.rows_out, d, t.hidden);
     return t;
   }
 
   // One block: x [rows_in, dim_in] -> [rows_out, dim_out]. `keep`: what backward reads is kept, else computed again there.
-  TensorId Block(const std::string& name, const BlockShape& shape, TensorId x, int64_t tokens_in, int64_t windows, int draw, bool keep) {
-    BlockTape t = BlockFront(name, shape, x, tokens_in, windows, draw);
+  TensorId Block(const std::string& name, const BlockShape& shape, TensorId x, int64_t tokens_in, int64_t windows, int draw, bool keep,
+                 bool masked = false) {
+    BlockTape t = BlockFront(name, shape, x, tokens_in, windows, draw, masked);
     t.keep = keep;
     const int64_t d = shape.dim_out;
-    const TensorId g = b_.InT(name + ".mlp.gelu", t.rows_out, t.hidden);
-    b_.Emit(name + ".mlp.gelu", Gelu{t.h, g, t.rows_out * t.hidden}, {t.h}, {g});
     const TensorId y2 = b_.InT(name + ".mlp.fc2", t.rows_out, d);
-    b_.Linear(name + ".mlp.fc2", g, y2, t.rows_out, t.hidden, d);
+    b_.Linear(name + ".mlp.fc2", t.g, y2, t.rows_out, t.hidden, d);
     const TensorId x2 = b_.InReal(name + ".x2", t.rows_out, d);
     AddResidual(name + ".residual2", t, t.x1, y2, x2, 1);
     tape_.push_back(t);
@@ -248,7 +261,7 @@ class StepPlan {
   BlockTape TapeOf(const BlockTape& t) {
     if (t.keep) return t;
     again_ = " again";
-    const BlockTape again = BlockFront(t.name, t.shape, t.x, t.rows_in / batch_, t.windows, t.draw);
+    const BlockTape again = BlockFront(t.name, t.shape, t.x, t.rows_in / batch_, t.windows, t.draw, t.masked);
     again_.clear();
     return again;
   }
@@ -259,21 +272,20 @@ class StepPlan {
     const std::string& name = t.name;
     const int64_t din = t.shape.dim_in, d = t.shape.dim_out;
     const Flow dy2 = BranchGradient(name + ".d_fc2", t, dres, 1);
-    const TensorId dg = b_.InT(name + ".d_gelu", t.rows_out, t.hidden);
-    b_.InputGradient(name + ".mlp.fc2", dy2.narrow, dg, t.rows_out, t.hidden, d);
-    const TensorId dh = dg;   // in place
-    const TensorId g = b_.InT(name + ".mlp.gelu again", t.rows_out, t.hidden);
-    const TensorId dh_parts = b_.Parts(name + ".mlp.fc1 bias parts", t.rows_out, t.hidden);
-    b_.Emit(name + ".mlp.gelu backward", GeluBackward{t.h, dg, dh, g, dh_parts, t.rows_out, t.hidden, ReduceParts(t.rows_out)},
-            {t.h, dg}, {dh, g, dh_parts});
+    const TensorId dh = b_.InT(name + ".d_fc1", t.rows_out, t.hidden), g = b_.InT(name + ".mlp.gelu again", t.rows_out, t.hidden);
+    const TensorId dh_parts = b_.InputGradientGelu(name + ".mlp.fc2", dy2.narrow, t.h, dh, g, t.rows_out, t.hidden, d);
     b_.WeightGradient(name + ".mlp.fc2", g, dy2.narrow, t.rows_out, t.hidden, d, dy2.parts);
     const TensorId dxn2 = b_.InT(name + ".d_norm2", t.rows_out, d);
     b_.LinearBackward(name + ".mlp.fc1", t.xn2, dh, dxn2, t.rows_out, d, t.hidden, dh_parts);
     dres = NormBackward(name + ".norm2", dxn2, t.x1, t.mean2, t.rstd2, dres.real, dres.real, t.rows_out, d, t.shape.drop_path == 0);
 
     const Flow dy = BranchGradient(name + ".d_proj", t, dres, 0);
-    const TensorId d_o = b_.InT(name + ".d_attn", t.rows_out, d);
-    b_.LinearBackward(name + ".attn.proj", t.o, dy.narrow, d_o, t.rows_out, d, d, dy.parts);
+    TensorId d_o = b_.InT(name + ".d_attn", t.rows_out, d);
+    b_.LinearBackward(name + ".attn.proj", t.o_rows, dy.narrow, d_o, t.rows_out, d, d, dy.parts);
+    if (t.masked) {
+      d_o = EmitPutMasked(name + ".d_attn of all", d_o, b_.InT(name + ".d_attn of all", t.rows_in, d), d);
+      dres = {EmitPutMasked(name + ".d_x of all", dres.real, b_.InReal(name + ".d_x of all", t.rows_in, d), d)};
+    }
     const TensorId dqkv = b_.InT(name + ".d_qkv", t.rows_in, 3 * d);
     // sum over head_dim of o * do, per query.
     const TensorId scratch = b_.Activation(name + ".attn scratch", b_.At(t.lse).shape, b_.real());
@@ -292,6 +304,18 @@ class StepPlan {
     dres = NormBackward(name + ".norm1", dxn, t.x, t.mean1, t.rstd1, din == d ? dx : kNone, dx, t.rows_in, din, enters);
     b_.EmitSums(name + " sums");
     return dres;
+  }
+
+  // The tokens of a sample that the loss looks at.
+  int64_t MaskedTokens() const { return (g_.num_mask_units - g_.num_kept) * g_.mask_unit_final_tokens; }
+  void EmitTakeMasked(const std::string& name, TensorId x, TensorId rows, int64_t dim) {
+    b_.Emit(name, TakeMasked{x, plan_.keep_mask, final_order_, rows, batch_, g_.num_mask_units, g_.num_kept, g_.mask_unit_final_tokens, dim},
+            {x, plan_.keep_mask, final_order_}, {rows});
+  }
+  TensorId EmitPutMasked(const std::string& name, TensorId rows, TensorId x, int64_t dim) {
+    b_.Emit(name, PutMasked{rows, plan_.keep_mask, final_order_, x, batch_, g_.num_mask_units, g_.num_kept, g_.mask_unit_final_tokens, dim},
+            {rows, plan_.keep_mask, final_order_}, {x});
+    return x;
   }
 
   // The projected and pooled shortcut of a block that changes the width adds to the norm's gradient.
@@ -362,31 +386,41 @@ class StepPlan {
             {y, token, position, plan_.keep_mask, plan_.keep_idx, final_order_}, {x_});
     for (int i = 0; i < g_.decoder_depth; ++i) {
       BlockShape shape{i, 0, dd, dd, g_.decoder_heads, 1, false, all, all, 0.0};
-      x_ = Block(absl::StrCat("decoder_blocks.", i), shape, x_, all, 1, 0, !spec_.step().checkpoint_decoder());
+      x_ = Block(absl::StrCat("decoder_blocks.", i), shape, x_, all, 1, 0, !spec_.step().checkpoint_decoder(), /*masked=*/i + 1 == g_.decoder_depth);
+    }
+    const int64_t masked = batch_ * MaskedTokens();
+    if (g_.decoder_depth == 0) {
+      const TensorId tokens = x_;
+      x_ = b_.InReal("decoder_tokens masked", masked, dd);
+      EmitTakeMasked("decoder_tokens masked", tokens, x_, dd);
     }
     decoder_out_ = x_;
-    decoded_ = Norm("decoder_norm", x_, batch_ * all, dd, &decoder_mean_, &decoder_rstd_);
-    plan_.pred = b_.InT("pred", batch_ * all, g_.pred_dim);
-    b_.Linear("decoder_pred", decoded_, plan_.pred, batch_ * all, dd, g_.pred_dim);
+    decoded_ = Norm("decoder_norm", x_, masked, dd, &decoder_mean_, &decoder_rstd_);
+    plan_.pred = b_.InT("pred", masked, g_.pred_dim);
+    b_.Linear("decoder_pred", decoded_, plan_.pred, masked, dd, g_.pred_dim);
 
     b_.Enter(Part::kLoss, false);
     const TensorId label_index = b_.Table("label_index", all * g_.pred_dim, [this] { return LabelIndex(g_); });
-    dpred_ = b_.InT("d_pred", batch_ * all, g_.pred_dim);
+    dpred_ = b_.InT("d_pred", masked, g_.pred_dim);
     const int64_t sample = b_.At(plan_.x).shape[1] * b_.At(plan_.x).shape[2];
     b_.Emit("loss",
             MaeLoss{plan_.scalars, plan_.pred, plan_.x, plan_.keep_mask, final_order_, label_index, dpred_, plan_.loss_partials,
-                    batch_, units, finals, g_.pred_dim, sample, g_.spec.norm_target(), plan_.accumulate},
+                    batch_, units, g_.num_kept, finals, g_.pred_dim, sample, g_.spec.norm_target(), plan_.accumulate},
             {plan_.scalars, plan_.pred, plan_.x, plan_.keep_mask, final_order_, label_index, plan_.accumulate ? plan_.loss_partials : kNone}, {dpred_, plan_.loss_partials});
   }
 
   void HeadsAndDecoderBackward() {
     b_.Enter(Part::kDecoder, true);
     const int64_t dd = g_.decoder_dim, all = g_.num_tokens_final, e = g_.encoder_dim_out, rows = encoder_rows_;
-    const TensorId d_norm = b_.InT("d_decoder_norm", batch_ * all, dd);
-    b_.LinearBackward("decoder_pred", decoded_, dpred_, d_norm, batch_ * all, dd, g_.pred_dim);
-    const TensorId d_decoder = b_.InReal("d_decoder", batch_ * all, dd);
-    Flow flow = NormBackward("decoder_norm", d_norm, decoder_out_, decoder_mean_, decoder_rstd_, kNone, d_decoder, batch_ * all, dd,
+    const int64_t masked = batch_ * MaskedTokens();
+    const TensorId d_norm = b_.InT("d_decoder_norm", masked, dd);
+    b_.LinearBackward("decoder_pred", decoded_, dpred_, d_norm, masked, dd, g_.pred_dim);
+    const TensorId d_decoder = b_.InReal("d_decoder", masked, dd);
+    Flow flow = NormBackward("decoder_norm", d_norm, decoder_out_, decoder_mean_, decoder_rstd_, kNone, d_decoder, masked, dd,
                              g_.decoder_depth > 0);
+    if (g_.decoder_depth == 0) {
+      flow = {EmitPutMasked("decoder_tokens masked backward", d_decoder, b_.InReal("d_decoder_tokens", batch_ * all, dd), dd)};
+    }
     for (int i = 0; i < g_.decoder_depth; ++i) {
       flow = BlockBackward(tape_.back(), flow, /*enters=*/i + 1 < g_.decoder_depth);
       tape_.pop_back();
@@ -556,7 +590,8 @@ class StepPlan {
     }
     EmitSnapshots();
     EmitMark("update done", StepPhase::kOptimizer, plan_.master);
-    b_.Emit("record", PublishRecord{plan_.record, plan_.ring}, {plan_.record}, {plan_.record, plan_.ring});
+    b_.Emit("record", PublishRecord{plan_.record, plan_.not_finite, plan_.ring}, {plan_.record, plan_.not_finite},
+            {plan_.record, plan_.not_finite, plan_.ring});
   }
 
   // Rank 0 saves; what the others hold alone they send it.

@@ -15,12 +15,10 @@
 #include "absl/status/statusor.h"
 #include "base/plan/geometry.h"
 #include "base/plan/parameters.h"
+#include "base/plan/row_format.h"
 #include "base/plan/step_values.h"
 
 namespace hierad {
-
-enum class DType : uint8_t { kF64, kF32, kBF16, kF16, kI64, kI32, kI16, kU8 };
-int64_t SizeOf(DType dtype);
 
 // Each arena is one allocation whose address never changes during a run.
 enum class Arena : uint8_t {
@@ -55,11 +53,12 @@ struct TensorSpec {
 
 // --- Operations. Every field named like a tensor is a TensorId. --------------------------------------------------
 
-// From the staging slot that StepScalars names into static places: x_BCS = source * scale[c] + shift[c] (rows at and
-// beyond `real` become zero), visit ids, labels. source, source_ids, source_labels: [2 slots, B, ...].
+// From the staging slot that StepScalars names into static places, as RowRules say: x_BCS, visit ids, labels. source,
+// source_ids, source_labels: [2 slots, B, ...]. not_finite: as RowBatch's.
 struct ConvertInput {
-  TensorId scalars, source, source_ids, source_labels, scale, shift, x, visit_ids, labels;
-  int64_t batch, channels, samples;
+  TensorId scalars, source, source_ids, source_labels, scale, offset, x, visit_ids, labels, not_finite;
+  int64_t batch;
+  RowRules rules;
 };
 // Keeps the `kept` mask units with the least (word, index); Draw::kMask of (seed, epoch, visit id). keep_idx ascending.
 struct DrawMask { TensorId scalars, visit_ids, keep_mask, keep_idx; int64_t batch, mask_units, kept; };
@@ -70,6 +69,8 @@ struct PatchGather { TensorId x, keep_mask, keep_idx, unroll_order, rows; int64_
 // c[m, n] = op(a) op(b) (+ bias[n]) (+ c). a: [m, k] or, transposed, [k, m]; b: [k, n] or, transposed, [n, k]; row-major.
 // c's type is its tensor's; products accumulate in fp32 (fp64 for fp64).
 struct Gemm { TensorId a, b, c, bias; int64_t m, n, k; bool trans_a, trans_b, accumulate; };
+// h[m, n] = a b^T + bias, g = GELU (exact, erf form) of h as it is stored; a: [m, k], b: [n, k].
+struct GemmGelu { TensorId a, b, bias, h, g; int64_t m, n, k; };
 // x[b, n] = y[b, n] + position of token n. Separate embedding: spatial[s] + temporal[t].
 struct AddPosition { TensorId y, position, position_temporal, keep_idx, unroll_order, x; int64_t batch, tokens, dim; };
 // eps 1e-6; mean and rstd per row are kept for backward.
@@ -84,8 +85,6 @@ struct MaxPool { TensorId y, base, argmax; int64_t batch, tokens_out, dim, q_str
 struct Residual { TensorId scalars, base, y, out, visit_ids; int64_t batch, tokens, dim; double rate; int block, which; };
 // A residual and the norm of its sum, in one pass: residual.out == norm.x.
 struct ResidualNorm { Residual residual; LayerNorm norm; };
-// Exact (erf) form.
-struct Gelu { TensorId h, g; int64_t size; };
 // Stage output in unrolled order -> rows in the spatial order of the final mask unit, ready for a convolution whose kernel
 // equals its stride: rows[b, j, f, c, p] = x[b, order[f * taps + p] * kept + j, c]. taps 1: the identity head.
 struct FusionGather { TensorId x, order, rows; int64_t batch, kept, finals, taps, dim; };
@@ -95,12 +94,15 @@ struct DecoderAssemble {
   TensorId y, mask_token, position, keep_mask, keep_idx, order, x;
   int64_t batch, mask_units, kept, finals, dim;
 };
-// label[b, token, e] = x[b, label_index[token, e]] (FAIR's order for 2-D and 3-D, ours for 1-D), normalised by mean and
-// unbiased variance + 1e-6 if asked. Masked tokens of real samples: partials[b] (+)= sum of (pred - label)^2, dpred =
-// 2 (pred - label) loss_weight; elsewhere dpred = 0, and samples that are not real give 0. The loss selects, it does not multiply by the mask.
+// Only removed mask units count in the loss: behind the last attention the decoder goes on with their tokens alone.
+// rows[b, r * finals + f] = x[b, order[unit * finals + f]], unit the r-th removed one of the sample; both of one type.
+struct TakeMasked { TensorId x, keep_mask, order, rows; int64_t batch, mask_units, kept, finals, dim; };
+// Rows as TakeMasked gives them. label[token, e] = x[b, label_index[token, e]] (FAIR's order for 2-D and 3-D, ours for 1-D),
+// normalised by mean and unbiased variance + 1e-6 if asked. Real samples: partials[b] (+)= sum of (pred - label)^2, dpred =
+// 2 (pred - label) loss_weight; samples that are not real give 0.
 struct MaeLoss {
   TensorId scalars, pred, x, keep_mask, order, label_index, dpred, partials;
-  int64_t batch, mask_units, finals, pred_dim, sample_size;
+  int64_t batch, mask_units, kept, finals, pred_dim, sample_size;
   bool norm_target, accumulate;
 };
 struct MeanTokens { TensorId x, y; int64_t batch, tokens, dim; };
@@ -131,11 +133,13 @@ struct AttentionBackward { TensorId qkv, o, d_o, lse, argmax, dqkv, scratch; int
 struct MaxPoolBackward { TensorId dbase, argmax, dy; int64_t batch, tokens_out, dim, q_stride; };
 // dy = s_b * dout in T.
 struct ResidualBackward { TensorId scalars, dout, dy, visit_ids; int64_t batch, tokens, dim; double rate; int block, which; };
-// dh = dg * gelu'(h); g = gelu(h) again, so that the forward pass need not keep it for fc2's weight gradient. Parts
-// of the sum over rows of dh: fc1's bias gradient.
-struct GeluBackward { TensorId h, dg, dh, g, dh_parts; int64_t rows, cols, num_parts; };
+// dh[m, n] = (a b) * gelu'(h), a: [m, k], b: [k, n]; g = gelu(h) again, so that the forward pass need not keep it for fc2's
+// weight gradient. Parts of the sum over rows of dh, kGeluPartRows each: fc1's bias gradient.
+struct GemmGeluBackward { TensorId a, b, h, dh, g, dh_parts; int64_t m, n, k, num_parts; };
 // dx (+)= the gather's transpose.
 struct FusionGatherBackward { TensorId drows, order, dx; int64_t batch, kept, finals, taps, dim; bool accumulate; };
+// TakeMasked's transpose: x is zero at visible tokens.
+struct PutMasked { TensorId rows, keep_mask, order, x; int64_t batch, mask_units, kept, finals, dim; };
 // dy of visible tokens, gradients of the mask token (over removed ones) and of the position (over all), in fixed order.
 struct DecoderAssembleBackward {
   TensorId dx, keep_mask, keep_idx, order, dy, dmask_token, dposition, scratch;
@@ -153,8 +157,8 @@ struct MeanTokensBackward { TensorId dy, dx; int64_t batch, tokens, dim; };
 struct DropoutBackward { TensorId scalars, dy, dx, visit_ids; int64_t batch, dim; double rate; };
 
 // Behind the gradients, for all ranks: sum of loss_partials as two floats (the high one of 12 bits, so that its sum over
-// ranks is exact), and this rank's signals.
-struct PackTail { TensorId scalars, loss_partials, tail; int64_t batch; };
+// ranks is exact), this rank's signals, and whether its input was finite.
+struct PackTail { TensorId scalars, loss_partials, not_finite, tail; int64_t batch; };
 // A collective says in `progress`, a CollectiveProgress in the host's memory, when it is entered and when it is over;
 // `number` counts the plan's collectives from 1.
 struct Announced { TensorId scalars, progress; int number; };
@@ -180,8 +184,8 @@ struct UnpackTail { TensorId tail, loss_partials, record; int64_t batch; };
 
 // Books the device's time since the last mark under `phase` (StepRecord); nothing where StepScalars says evaluation.
 struct Mark { TensorId scalars, record; StepPhase phase; };
-// Copies the record into the ring's next slot, its number last, and sets the booked times back to 0.
-struct PublishRecord { TensorId record, ring; };
+// Copies the record, not_finite with it, into the ring's next slot, its number last; sets the booked times and not_finite back to 0.
+struct PublishRecord { TensorId record, not_finite, ring; };
 // master, moments, record one behind the other into the snapshot. moments kNone: they come by a GatherMoments.
 struct SnapshotState { TensorId master, moments, record, snapshot; };
 
@@ -226,12 +230,12 @@ struct AdamW {
   int64_t first = 0;   // sharded: the element of the flat arenas at which master and gradients begin; decay and scale are whole
 };
 
-using OpArgs = std::variant<ConvertInput, DrawMask, PatchGather, Gemm, AddPosition, LayerNorm, Attention, MaxPool, Residual, ResidualNorm, Gelu,
-                            FusionGather, DecoderAssemble, MaeLoss, MeanTokens, Dropout, CrossEntropy, Cast, ColumnSum,
-                            SumParts, LayerNormBackward, AttentionBackward, MaxPoolBackward, ResidualBackward, GeluBackward,
-                            FusionGatherBackward, DecoderAssembleBackward, AddPositionBackward, MeanTokensBackward,
-                            DropoutBackward, PackTail, ReduceBucket, GatherBucket, GatherMoments, GatherMatrices, UnpackTail, Mark, PublishRecord, SnapshotState, GradientNorm,
-                            MuonMomentum, BatchedGemm, MuonUpdate, AverageWeights, AdamW>;
+using OpArgs = std::variant<ConvertInput, DrawMask, PatchGather, Gemm, GemmGelu, AddPosition, LayerNorm, Attention, MaxPool, Residual, ResidualNorm,
+                            FusionGather, DecoderAssemble, TakeMasked, MaeLoss, MeanTokens, Dropout, CrossEntropy, Cast, ColumnSum,
+                            SumParts, LayerNormBackward, AttentionBackward, MaxPoolBackward, ResidualBackward, GemmGeluBackward,
+                            FusionGatherBackward, PutMasked, DecoderAssembleBackward, AddPositionBackward, MeanTokensBackward,
+                            DropoutBackward, PackTail, ReduceBucket, GatherBucket, GatherMoments, GatherMatrices, UnpackTail, Mark,
+                            PublishRecord, SnapshotState, GradientNorm, MuonMomentum, BatchedGemm, MuonUpdate, AverageWeights, AdamW>;
 
 struct Op {
   OpArgs args;
@@ -250,7 +254,7 @@ enum class ComputeType : uint8_t { kF64, kF32, kBF16 };
 
 struct PlanOptions {
   ComputeType compute = ComputeType::kF32;
-  DType source = DType::kF32;      // type of the input as it arrives
+  RowFormat rows;                  // of the input as it arrives; nothing: fp32, as it is
   // The encoder alone, nothing masked, no backward: Plan::encoded is what Step::Features averages over tokens. Parameters
   // lie in the table's order; the arenas of gradients and moments are empty.
   bool features = false;
@@ -299,6 +303,7 @@ struct Plan {
   TensorId master = kNone, gradients = kNone, moments = kNone, compute = kNone;   // whole flat buffers
   TensorId tail = kNone;    // behind the gradients, where there are several ranks
   TensorId saved = kNone;   // the snapshot: rank 0
+  TensorId not_finite = kNone;   // of a step's input, until its record is published
   TensorId progress = kNone;   // CollectiveProgress, where there are several ranks
   TensorId x = kNone, visit_ids = kNone, labels = kNone, keep_mask = kNone, keep_idx = kNone;
   TensorId pred = kNone, encoded = kNone, loss_partials = kNone;   // classify: pred holds the logits

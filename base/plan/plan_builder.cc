@@ -5,20 +5,6 @@
 
 namespace hierad {
 
-int64_t SizeOf(DType dtype) {
-  switch (dtype) {
-    case DType::kF64:
-    case DType::kI64: return 8;
-    case DType::kF32:
-    case DType::kI32: return 4;
-    case DType::kBF16:
-    case DType::kF16:
-    case DType::kI16: return 2;
-    case DType::kU8: return 1;
-  }
-  return 0;
-}
-
 TensorId PlanBuilder::Add(std::string name, std::vector<int64_t> shape, DType dtype, Arena arena) {
   TensorSpec tensor;
   tensor.name = std::move(name);
@@ -101,6 +87,20 @@ void PlanBuilder::InputGradient(const std::string& parameter, TensorId dy, Tenso
   const TensorId w = Weight(parameter + ".weight");
   Emit(parameter + " dgrad", Gemm{dy, w, dx, kNone, rows, in, out, false, false, accumulate},
        {dy, w, accumulate ? dx : kNone}, {dx}, 2.0 * rows * in * out);
+}
+
+void PlanBuilder::LinearGelu(const std::string& parameter, TensorId x, TensorId h, TensorId g, int64_t rows, int64_t in, int64_t out) {
+  const TensorId w = Weight(parameter + ".weight"), b = Master(parameter + ".bias");
+  Emit(parameter, GemmGelu{x, w, b, h, g, rows, out, in}, {x, w, b}, {h, g}, 2.0 * rows * in * out);
+}
+
+TensorId PlanBuilder::InputGradientGelu(const std::string& parameter, TensorId dy, TensorId h, TensorId dh, TensorId g, int64_t rows,
+                                        int64_t in, int64_t out) {
+  const TensorId w = Weight(parameter + ".weight");
+  const int64_t num_parts = (rows + kGeluPartRows - 1) / kGeluPartRows;
+  const TensorId parts = Activation(parameter + " input bias parts", {num_parts, in}, real_);
+  Emit(parameter + " dgrad", GemmGeluBackward{dy, w, h, dh, g, parts, rows, in, out, num_parts}, {dy, w, h}, {dh, g, parts}, 2.0 * rows * in * out);
+  return parts;
 }
 
 void PlanBuilder::WeightGradient(const std::string& parameter, TensorId x, TensorId dy, int64_t rows, int64_t in, int64_t out,

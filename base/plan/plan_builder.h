@@ -43,6 +43,10 @@ class PlanBuilder {
   void Linear(const std::string& parameter, TensorId x, TensorId y, int64_t rows, int64_t in, int64_t out, bool accumulate = false);
   // dx = dy W, accumulated on request.
   void InputGradient(const std::string& parameter, TensorId dy, TensorId dx, int64_t rows, int64_t in, int64_t out, bool accumulate = false);
+  // Linear, and GELU of it.
+  void LinearGelu(const std::string& parameter, TensorId x, TensorId h, TensorId g, int64_t rows, int64_t in, int64_t out);
+  // The gradient of h through GELU and the layer behind it, with GELU of h once more; returns the parts of its sum over rows.
+  TensorId InputGradientGelu(const std::string& parameter, TensorId dy, TensorId h, TensorId dh, TensorId g, int64_t rows, int64_t in, int64_t out);
   // Gradients of weight and bias; bias_parts: of the sum over rows of dy, where they are there already.
   void WeightGradient(const std::string& parameter, TensorId x, TensorId dy, int64_t rows, int64_t in, int64_t out,
                       TensorId bias_parts = kNone);

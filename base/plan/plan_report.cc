@@ -8,6 +8,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
+#include "base/job_validate.h"
 #include "base/status.h"
 #include "nlohmann/json.hpp"
 
@@ -59,7 +60,11 @@ const char* NameOf(Part part) {
 
 absl::StatusOr<Plan> MakePlan(v1::JobSpec spec, int64_t batch) {
   spec.mutable_step()->set_batch_per_rank(int32_t(batch));
-  return Plan::Make(spec, {.compute = spec.step().precision() == "bf16" ? ComputeType::kBF16 : ComputeType::kF32, .sizes_only = true});
+  PlanOptions options{.compute = spec.step().precision() == "bf16" ? ComputeType::kBF16 : ComputeType::kF32, .sizes_only = true};
+  ASSIGN_OR_RETURN(const Geometry geometry, Geometry::From(spec.model()));
+  options.rows = RowFormat::Plain(geometry);
+  options.rows.type = WidestRows(spec.data());
+  return Plan::Make(spec, options);
 }
 
 // What autograd keeps: everything forward makes, nothing packed; what backward makes lives as in the plan, beside flat
@@ -254,7 +259,9 @@ absl::StatusOr<int64_t> LeastMemory(const v1::JobSpec& spec) {
   return plan.TotalBytes();
 }
 
-absl::StatusOr<PlanReport> ReportPlan(const v1::JobSpec& spec, const PlanReportOptions& options) {
+absl::StatusOr<PlanReport> ReportPlan(const v1::JobSpec& job, const PlanReportOptions& options) {
+  v1::JobSpec spec = job;
+  spec.mutable_step()->set_mode(ResolvedMode(job.step(), OnGpu(job)));
   ASSIGN_OR_RETURN(const Card card, FindCard(options.card));
   ASSIGN_OR_RETURN(const Plan plan, MakePlan(spec, spec.step().batch_per_rank()));
   PlanReport report;

@@ -83,7 +83,7 @@ TEST(PlanTest, WhatIsReadWasWrittenAndWhatIsWrittenIsRead) {
     auto given = [&](TensorId id) {   // there before the step begins
       const Arena arena = plan.tensors[id].arena;
       return arena == Arena::kMaster || arena == Arena::kCompute || arena == Arena::kMoments || arena == Arena::kStaging ||
-             (arena == Arena::kGradients && plan.accumulate) || id == plan.record || (id == plan.loss_partials && plan.accumulate) ||
+             (arena == Arena::kGradients && plan.accumulate) || id == plan.record || id == plan.not_finite || (id == plan.loss_partials && plan.accumulate) ||
              std::any_of(plan.constants.begin(), plan.constants.end(), [&](const Constant& c) { return c.tensor == id; });
     };
     for (const std::vector<Op>* ops : {&plan.forward_backward, &plan.update}) {
@@ -279,10 +279,10 @@ struct Count {
 Count CountFlops(const v1::JobSpec& job, const Geometry& g) {
   Count count;
   const double B = job.step().batch_per_rank(), ratio = g.spec.mlp_ratio();
-  auto block = [&](double rows_in, double rows_out, double keys, double din, double d) {
+  auto block = [&](double rows_in, double rows_out, double keys, double din, double d, double queries) {
     const double hidden = std::floor(d * ratio);
     count.gemm += 2 * (rows_in * din * 3 * d + rows_out * d * d + 2 * rows_out * d * hidden + (din != d ? rows_in * din * d : 0));
-    count.attention += 2 * 2 * rows_out * keys * d;
+    count.attention += 2 * 2 * queries * keys * d;
   };
   double unit = 1, pool = 1, taps = g.spec.in_chans(), units = 1;
   for (int d = 0; d < g.dims; ++d) {
@@ -300,7 +300,7 @@ Count CountFlops(const v1::JobSpec& job, const Geometry& g) {
       const bool changes = s > 0 && i == 0, pools = changes && s <= g.spec.q_pool();
       const double out = changes ? 2 * dim : dim, unit_out = pools ? unit / pool : unit;
       const bool windowed = g.spec.mask_unit_attn(changes ? s - 1 : s);   // the switch lags by a block
-      block(B * kept * unit, B * kept * unit_out, windowed ? unit : kept * unit, dim, out);
+      block(B * kept * unit, B * kept * unit_out, windowed ? unit : kept * unit, dim, out, B * kept * unit_out);
       dim = out;
       unit = unit_out;
     }
@@ -312,10 +312,15 @@ Count CountFlops(const v1::JobSpec& job, const Geometry& g) {
     return count;
   }
   for (int s = 0; s < g.spec.q_pool(); ++s) count.gemm += 2 * B * kept * unit * (stage_unit[s] / unit * stage_dim[s]) * dim;
-  const double decoder = g.spec.decoder_embed_dim(), all = units * unit;
-  count.gemm += 2 * B * kept * unit * dim * decoder + 2 * B * all * decoder * double(g.pred_dim);
-  for (int i = 0; i < g.spec.decoder_depth(); ++i) block(B * all, B * all, all, decoder, decoder);
+  const double decoder = g.spec.decoder_embed_dim(), all = units * unit, masked = (units - kept) * unit;
+  count.gemm += 2 * B * kept * unit * dim * decoder + 2 * B * masked * decoder * double(g.pred_dim);
+  // Behind its last attention the decoder goes on with masked tokens.
+  for (int i = 0; i < g.spec.decoder_depth(); ++i) block(B * all, i + 1 < g.spec.decoder_depth() ? B * all : B * masked, all, decoder, decoder, B * all);
   return count;
+}
+
+bool IsProduct(const Op& op) {
+  return std::holds_alternative<Gemm>(op.args) || std::holds_alternative<GemmGelu>(op.args) || std::holds_alternative<GemmGeluBackward>(op.args);
 }
 
 TEST(PlanTest, FlopsEqualACountFromTheGeometry) {
@@ -326,7 +331,7 @@ TEST(PlanTest, FlopsEqualACountFromTheGeometry) {
     const Count count = CountFlops(job, plan.geometry);
     double gemm = 0, attention = 0, other = 0;
     for (const Op& op : plan.forward_backward) {
-      (std::holds_alternative<Gemm>(op.args)                                                           ? gemm
+      (IsProduct(op)                                                                                   ? gemm
        : std::holds_alternative<Attention>(op.args) || std::holds_alternative<AttentionBackward>(op.args) ? attention
                                                                                                        : other) += op.flops;
     }
@@ -346,12 +351,12 @@ TEST(PlanTest, BaseAt128CountsTheWorkThatItIsKnownFor) {
   FillDefaults(&job);
   const Plan plan = Make(job, ComputeType::kBF16);
   double gemm = 0, attention = 0;
-  for (const Op& op : plan.forward_backward) (std::holds_alternative<Gemm>(op.args) ? gemm : attention) += op.flops;
+  for (const Op& op : plan.forward_backward) (IsProduct(op) ? gemm : attention) += op.flops;
   const double gib = 1024.0 * 1024 * 1024;
   std::printf("base B=128 bf16: %.3f TFLOP of GEMM, %.3f of attention; %zu + %zu operations; activations %.2f GiB, all arenas %.2f GiB\n",
               gemm / 1e12, attention / 1e12, plan.forward_backward.size(), plan.update.size(),
               double(plan.arena_bytes[int(Arena::kActivations)]) / gib, double(plan.TotalBytes()) / gib);
-  EXPECT_NEAR(gemm / 1e12, 7.56, 0.08);
+  EXPECT_NEAR(gemm / 1e12, 7.36, 0.08);
   EXPECT_NEAR(attention / 1e12, 0.40, 0.07);
   EXPECT_LT(double(plan.TotalBytes()) / gib, 10.0);
 }

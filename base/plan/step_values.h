@@ -5,6 +5,21 @@
 
 namespace hierad {
 
+enum class DType : uint8_t { kF64, kF32, kBF16, kF16, kI64, kI32, kI16, kU8 };
+inline constexpr int64_t SizeOf(DType dtype) {
+  switch (dtype) {
+    case DType::kF64:
+    case DType::kI64: return 8;
+    case DType::kF32:
+    case DType::kI32: return 4;
+    case DType::kBF16:
+    case DType::kF16:
+    case DType::kI16: return 2;
+    case DType::kU8: return 1;
+  }
+  return 0;
+}
+
 // Values that change from step to step and live on the device, so that they are not baked into a graph. Written by the
 // host into kStaging before the step.
 struct StepScalars {
@@ -16,7 +31,7 @@ struct StepScalars {
   uint32_t mask_draw;      // Draw::kMask, or Draw::kEvalMask
   int32_t real;            // rows of this micro-batch that are samples
   int32_t slot;            // staging slot, 0 or 1
-  int32_t train;           // 0: no drop path, no dropout
+  int32_t train;           // 0: no drop path, no dropout, nothing drawn for the input
   int32_t signals;         // of this rank: bit 0 stop, bit 1 checkpoint; they ride in the all-reduce
   int64_t nan_limit;       // steps that are not finite in a row after which nothing changes any more; 0: no limit
 };
@@ -33,12 +48,13 @@ struct StepRecord {
   double loss_numerator;   // accumulated over the micro-batches of the step
   double loss, grad_norm, lr;
   int32_t skipped;
-  int32_t signals;         // of all ranks
+  int32_t signals;         // of all ranks; bit 2: one of them met a value that is not finite in its input
   int32_t halted;          // nan_limit was reached: no update from here on
   int32_t unused;
   uint64_t published;      // records published, this one included
   uint64_t marked_ns;      // the device's clock at the last mark
   uint64_t spent_ns[kNumStepPhases];
+  uint64_t not_finite;     // 1 + the visit of this rank whose input is not finite (the largest, of several); 0: none. Of one step
 };
 
 // Records on their way to the host: record number n (from 1) in slot (n - 1) % kRecordSlots. A reader that is more than so
@@ -69,6 +85,8 @@ inline constexpr int64_t ReduceParts(int64_t rows) {
   const int64_t parts = rows / 16;
   return parts < 1 ? 1 : parts > kReduceParts ? kReduceParts : parts;
 }
+// Rows of a part where the sum is made by the product before it: those of its tiles.
+inline constexpr int64_t kGeluPartRows = 128;
 // Matrix products on a GPU: streams that run at once, and the workspace of each, for split-K and the like.
 inline constexpr int kGemmLanes = 2;
 inline constexpr int64_t kGemmWorkspaceBytes = int64_t{64} << 20;

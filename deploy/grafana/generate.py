@@ -174,6 +174,11 @@ def inputs():
             unit="percentunit", width=12)
     b.lines("Samples a second a job", [("sum by (job_id) (rate(hierad_rank_samples_total[$__rate_interval]))", "job {{job_id}}")], width=12)
     b.lines("Unreadable samples left out", [("sum by (job_id) (hierad_rank_skipped_samples_total)", "job {{job_id}}")], width=12)
+    b.lines("Read from files a second", [("sum by (job_id) (rate(hierad_rank_data_bytes_total[$__rate_interval]))", "job {{job_id}}")], unit="Bps", width=12)
+    b.lines("Loops that wait for their loader (share of the time), worst ranks",
+            [("topk(10, rate(hierad_rank_data_wait_seconds_total[$__rate_interval]))", "job {{job_id}} rank {{rank}}")], unit="percentunit", width=12)
+    b.lines("Threads that read", [("sum by (job_id) (hierad_rank_data_readers)", "job {{job_id}}")], width=12)
+    b.lines("Slowest sample of the attempt (hierctl describe names it)", [("max by (job_id) (hierad_rank_data_slowest_seconds)", "job {{job_id}}")], unit="s", width=12)
     return b
 
 

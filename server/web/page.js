@@ -99,10 +99,11 @@ function showJobs() {
   for (const id of rows.keys()) if (!there.has(id)) rows.delete(id);
 }
 
-function showTotals(totals) {
+function showTotals(totals, onlyOf) {
   const parts = [];
   for (const [state, count] of Object.entries(totals.jobs)) if (count > 0) parts.push([count, state.toLowerCase()]);
   parts.push([`${totals.slots_busy} of ${totals.slots}`, "slots busy"]);
+  if (onlyOf) parts.push([onlyOf, "sees its own jobs"]);
   byId("totals").replaceChildren(...parts.flatMap(([count, what], i) => [i ? ", " : "", make("b", "", String(count)), " " + what]));
 }
 function showNodes(nodes) {
@@ -112,7 +113,7 @@ function showNodes(nodes) {
     for (const slot of node.slots) {
       const box = make("span", "slot" + (slot.job_id ? " busy" : ""), slot.job_id ? `${slot.job_id}.${slot.rank}` : "free");
       box.title = `${slot.id} ${slot.model}`;
-      if (slot.job_id) box.addEventListener("click", () => choose(slot.job_id));
+      if (jobs.some((job) => job.id === slot.job_id)) box.addEventListener("click", () => choose(slot.job_id));
       line.append(box);
     }
     return line;
@@ -192,7 +193,7 @@ async function refresh() {
   try {
     const overview = await ask("api/overview");
     jobs = overview.jobs;
-    showTotals(overview.totals);
+    showTotals(overview.totals, overview.only_of);
     showJobs();
     showNodes(overview.nodes);
     if (chosen !== null) {

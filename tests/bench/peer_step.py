@@ -9,10 +9,16 @@ With "world" in JSON: so many processes under DistributedDataParallel(static_gra
 it; "optimizer": adamw or muon (torch.optim.Muon for the blocks' matrices); "accumulation"; "read": behind is the loss of the step
 before, now this step's, rarely that of every 32nd. The slowest rank's median counts.
 
+HIERAD_BENCH_LOCK=FILE lets several contenders prepare side by side on one card: each holds FILE shared until its first step is
+done, and alone while it is timed.
+
 hiera-optim 0.2.1 needs two repairs beside hiera-transformer 0.1.4: it imports the module names of FAIR's repository, and
 reads an attribute that the package's classes lack.
 """
+import contextlib
+import fcntl
 import json
+import os
 import sys
 import time
 import types
@@ -69,6 +75,25 @@ def repair():
             setattr(inner, name, getattr(hiera.hiera_utils, name))
     utils.hiera_utils = inner
     sys.modules.update({"models": models, "models.hiera": module, "utils": utils, "utils.hiera_utils": inner})
+
+
+def prepare_shared():
+    """The lock that HIERAD_BENCH_LOCK names, held shared; None without it."""
+    path = os.environ.get("HIERAD_BENCH_LOCK")
+    lock = open(path, "a") if path else None
+    if lock:
+        fcntl.flock(lock, fcntl.LOCK_SH)
+    return lock
+
+
+@contextlib.contextmanager
+def alone(lock):
+    if lock:
+        fcntl.flock(lock, fcntl.LOCK_UN)
+        fcntl.flock(lock, fcntl.LOCK_EX)
+    yield
+    if lock:
+        lock.close()
 
 
 def optimizers(model, name):
@@ -135,7 +160,7 @@ def rank_main(rank, contender, row, port):
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         for update in updates:
             update.step()
-            update.zero_grad(set_to_none=contender == "fair")
+            update.zero_grad(set_to_none=True)   # gradients kept would be memory of a graph that runs again
         return loss
 
     first = float(step(0))
@@ -176,6 +201,7 @@ def main():
         sys.exit("peer_step: no GPU")
     if "world" in row:
         return ranks_main(contender, row)
+    lock = prepare_shared()
     torch.manual_seed(1)
     model = build(row).cuda().train()
     step_model = model
@@ -197,23 +223,24 @@ def main():
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
-        optimizer.zero_grad(set_to_none=contender == "fair")
+        optimizer.zero_grad(set_to_none=True)   # gradients kept would be memory of a graph that runs again
         return loss
 
     first = float(step(0))
     torch.cuda.synchronize()
     first_step_s = time.perf_counter() - START
-    for i in range(1, row["warmup"]):
-        step(i)
-    torch.cuda.synchronize()
-    torch.cuda.reset_peak_memory_stats()
-    times = []
-    for i in range(row["steps"]):
+    with alone(lock):
+        for i in range(1, row["warmup"]):
+            step(i)
         torch.cuda.synchronize()
-        start = time.perf_counter()
-        loss = step(i)
-        torch.cuda.synchronize()
-        times.append(1e3 * (time.perf_counter() - start))
+        torch.cuda.reset_peak_memory_stats()
+        times = []
+        for i in range(row["steps"]):
+            torch.cuda.synchronize()
+            start = time.perf_counter()
+            loss = step(i)
+            torch.cuda.synchronize()
+            times.append(1e3 * (time.perf_counter() - start))
     times.sort()
     print(json.dumps({"full_step_median_ms": times[len(times) // 2], "full_step_min_ms": times[0], "first_step_s": first_step_s,
                       "peak_memory_gib": torch.cuda.max_memory_allocated() / 2 ** 30, "loss_first": first, "loss_last": float(loss)}))

@@ -76,6 +76,15 @@ class DocsTest(unittest.TestCase):
                 ran += 1
         self.assertGreaterEqual(ran, 3)
 
+    def test_job_files_in_the_text_are_legal(self):
+        ran = 0
+        for page in PAGES:
+            for text in re.findall(r"^```yaml\n(name: .*?)^```", page.read_text(), re.M | re.S):
+                result = subprocess.run([BIN / "hierctl", "validate", "-"], input=text, capture_output=True, text=True, timeout=60)
+                self.assertEqual(result.returncode, 0, f"{page.name}:\n{text}{result.stderr}")
+                ran += 1
+        self.assertGreaterEqual(ran, 1)
+
     def test_doctor_as_documented(self):
         page = (ROOT / "docs/doctor.md").read_text()
         with tempfile.TemporaryDirectory() as folder:

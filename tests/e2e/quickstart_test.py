@@ -1,5 +1,6 @@
 """tools/quickstart --no-setup: Ctrl-C stops everything it started, and what is missing is said in a sentence."""
 import os
+import shutil
 import signal
 import subprocess
 import tempfile
@@ -54,6 +55,22 @@ class QuickstartTest(unittest.TestCase):
             while processes_naming(folder) and time.monotonic() < deadline:
                 time.sleep(0.05)
             self.assertEqual(processes_naming(folder), [])
+
+    def test_the_tests_are_built_after_a_quickstart(self):
+        """Both configure build/release, the quickstart without tests, and CMake remembers."""
+        with tempfile.TemporaryDirectory() as folder:
+            for name in ("tools", "bin"):
+                os.mkdir(f"{folder}/{name}")
+            shutil.copy(ROOT / "tools/test", f"{folder}/tools/test")
+            for name in ("cmake", "ctest"):
+                Path(f"{folder}/bin/{name}").write_text(f'#!/bin/sh\necho {name} "$@" >>{folder}/calls\n')
+                os.chmod(f"{folder}/bin/{name}", 0o755)
+            process = subprocess.run([f"{folder}/tools/test", "--no-setup", "-R", "job"], capture_output=True, text=True,
+                                     env=dict(os.environ, PATH=f"{folder}/bin:{os.environ['PATH']}"))
+            calls = Path(f"{folder}/calls").read_text().splitlines()
+        self.assertEqual(process.returncode, 0, process.stderr)
+        self.assertEqual(calls[0], "cmake --preset release -DHIERAD_TESTS=ON")
+        self.assertIn("-R job", calls[2])
 
     def test_missing_binaries_are_said(self):
         with tempfile.TemporaryDirectory() as folder:

@@ -45,6 +45,9 @@ class RunTest(cluster.ClusterTest):
         curve = os.path.join(c.folder, "loss.svg")
         self.assertEqual(c.ctl("metrics", job_id, "--plot", "--file", curve).returncode, 0)
         self.assertTrue(cluster.read_text(curve).startswith("<svg "))
+        self.assertEqual(c.ctl("metrics", job_id, "--column", "lr", "--file", curve[:-3] + "png").returncode, 0)
+        with open(curve[:-3] + "png", "rb") as file:
+            self.assertEqual(file.read(8), b"\x89PNG\r\n\x1a\n")
         drawn = c.ctl("metrics", job_id, "--plot").stdout.splitlines()
         self.assertEqual(drawn[0], f"job {job_id}: loss")
         self.assertEqual(drawn[-1].split(), ["1", str(STEPS)])

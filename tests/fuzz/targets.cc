@@ -107,7 +107,7 @@ void Image(std::string_view input) {
     if (part) {
       options.channels = 4;
       options.region = [](int height, int width) { return Region{height / 3, width / 3, height - height / 3, width - width / 3}; };
-      options.least_height = options.least_width = 8;
+      options.out_height = options.out_width = 8;
     }
     const auto image = DecodeImage(input, options);
     if (image.ok() && image->pixels.channels <= 64) ResizeBox(image->pixels, image->box, 8, 8, out.data());
@@ -131,17 +131,16 @@ constexpr NamedTarget kTargets[] = {{"npy", Npy},   {"npz", Npz},   {"edf", Edf}
 
 }  // namespace
 
-const NamedTarget* FuzzTargets(size_t* count) {
+std::vector<NamedTarget> FuzzTargets() {
   spdlog::set_level(spdlog::level::off);
-  *count = std::size(kTargets);
-  return kTargets;
+  std::vector<NamedTarget> targets(std::begin(kTargets), std::end(kTargets));
+  targets.insert(targets.end(), std::begin(kApiTargets), std::end(kApiTargets));
+  return targets;
 }
 
 FuzzTarget FindFuzzTarget(std::string_view name) {
-  size_t count = 0;
-  const NamedTarget* targets = FuzzTargets(&count);
-  for (size_t i = 0; i < count; ++i)
-    if (name == targets[i].name) return targets[i].run;
+  for (const NamedTarget& target : FuzzTargets())
+    if (name == target.name) return target.run;
   return nullptr;
 }
 

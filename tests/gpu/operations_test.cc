@@ -87,16 +87,20 @@ void CompareRecords(const StepRecord& a, const StepRecord& b) {
   EXPECT_EQ(a.halted, b.halted);
   EXPECT_EQ(a.signals, b.signals);
   EXPECT_EQ(a.published, b.published);
+  EXPECT_EQ(a.not_finite, b.not_finite);
 }
 
 void CompareOperation(const Op& op, FusedExecutor* cpu, const Device& gpu, const GpuContext& context, double bound) {
   const Plan& plan = cpu->plan();
   for (TensorId id : op.writes) {
     if (plan.tensors[id].arena == Arena::kActivations || plan.tensors[id].arena == Arena::kGradients) {
-      cudaMemset(gpu.addresses().At(id), 0xFF, plan.tensors[id].bytes);
+      cudaMemsetAsync(gpu.addresses().At(id), 0xFF, plan.tensors[id].bytes, context.stream);
     }
   }
-  for (TensorId id : op.reads) cudaMemcpy(gpu.addresses().At(id), cpu->addresses().At(id), plan.tensors[id].bytes, cudaMemcpyHostToDevice);
+  // In the stream's order: a small cudaMemcpy may return before its bytes are there.
+  for (TensorId id : op.reads) {
+    cudaMemcpyAsync(gpu.addresses().At(id), cpu->addresses().At(id), plan.tensors[id].bytes, cudaMemcpyHostToDevice, context.stream);
+  }
   const absl::Status status = RunOpOnGpu(op, gpu.addresses(), context);
   ASSERT_TRUE(status.ok()) << status;
   RunOpOnCpu(op, cpu->addresses());
@@ -125,8 +129,10 @@ void CompareOperation(const Op& op, FusedExecutor* cpu, const Device& gpu, const
   }
 }
 
-void ComparePlan(const v1::JobSpec& job, ComputeType compute, kernels::GemmLibrary* gemm, cudaStream_t stream) {
-  auto plan = Plan::Make(job, {.compute = compute});
+void ComparePlan(const v1::JobSpec& job, ComputeType compute, DType rows, bool epilogues, kernels::GemmLibrary* gemm, cudaStream_t stream) {
+  PlanOptions options{.compute = compute, .rows = RowFormat::Plain(*Geometry::From(job.model()))};
+  options.rows.type = rows;
+  auto plan = Plan::Make(job, options);
   ASSERT_TRUE(plan.ok()) << plan.status();
   FusedRun run(*std::move(plan), /*poison=*/false);
   run.FillParameters();
@@ -137,7 +143,7 @@ void ComparePlan(const v1::JobSpec& job, ComputeType compute, kernels::GemmLibra
   // The device's products take biases from the copy in T, which no operation but AdamW writes.
   const auto copy = size_t(run.plan().arena_bytes[int(Arena::kCompute)]);
   if (copy > 0) cudaMemcpy(gpu.addresses().arena[int(Arena::kCompute)], run.executor().addresses().arena[int(Arena::kCompute)], copy, cudaMemcpyHostToDevice);
-  const GpuContext context{gemm, stream};
+  const GpuContext context{.gemm = gemm, .stream = stream, .epilogues = epilogues};
   const double bound = compute == ComputeType::kBF16 ? 2e-2 : 2e-5;
   for (const std::vector<Op>* ops : {&run.plan().forward_backward, &run.plan().update, &run.plan().snapshot}) {
     for (const Op& op : *ops) {
@@ -156,9 +162,10 @@ class OperationsTest : public ::testing::Test {
     ASSERT_EQ(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking), cudaSuccess);
   }
   void TearDown() override { cudaStreamDestroy(stream_); }
-  void Compare(const v1::JobSpec& job) {
+  void Compare(const v1::JobSpec& job, DType rows = DType::kF32) {
     SCOPED_TRACE(job.model().ShortDebugString());
-    for (ComputeType compute : {ComputeType::kF32, ComputeType::kBF16}) ComparePlan(job, compute, gemm_.get(), stream_);
+    for (ComputeType compute : {ComputeType::kF32, ComputeType::kBF16}) ComparePlan(job, compute, rows, true, gemm_.get(), stream_);
+    ComparePlan(job, ComputeType::kBF16, rows, /*epilogues=*/false, gemm_.get(), stream_);
   }
 
   std::unique_ptr<kernels::GemmLibrary> gemm_;
@@ -171,7 +178,7 @@ TEST_F(OperationsTest, OddShapesEqualTheReference) {
     v1::JobSpec job = jobs.Next();
     if (i % 3 == 1) job.mutable_optimizer()->set_name("muon");
     if (i % 3 == 2) job.mutable_optimizer()->set_layer_decay(0.7);
-    Compare(job);
+    Compare(job, std::vector{DType::kF32, DType::kU8, DType::kI16, DType::kF16}[i % 4]);
   }
 }
 

@@ -204,6 +204,14 @@ class FakeRank {
       totals.set_communication_s(totals.communication_s() + m.communication_s());
       totals.set_optimizer_s(totals.optimizer_s() + m.optimizer_s());
       totals.set_memory_bytes(int64_t{9} << 30);
+      v1::DataCounters& data = *report_.mutable_data();
+      data.set_wait_s(data.wait_s() + m.data_wait_s());
+      data.set_bytes(data.bytes() + 100'000 * int64_t{assignment_.spec().step().batch_per_rank()});
+      data.set_samples(totals.samples());
+      data.set_threads(Is("data") ? 8 : 1);
+      data.set_slowest("/data/images/n01440764/img_4711.jpg (sample 4711)");
+      data.set_slowest_s(Is("data") ? 0.8 : 0.02);
+      data.set_skipped_samples(Is("data") ? 3 : 0);
       report_.set_nan_steps(report_.nan_steps() + (m.skipped() ? 1 : 0));
       if (assignment_.rank() == 0) metrics.push_back(m);
       if (step_ % assignment_.spec().checkpoint().every_steps() == 0) Save(&totals);

@@ -70,7 +70,7 @@ class LiveTest(unittest.TestCase):
             for rule in group["rules"]:
                 self.assertEqual(rule["health"], "ok", f"{rule['name']}: {rule.get('lastError')}")
         wanted = {("HieradLossNotFinite", str(self.jobs["nan"])), ("HieradStepsSkipped", str(self.jobs["nan"])),
-                  ("HieradDataBound", str(self.jobs["data"])), ("HieradCommExposed", str(self.jobs["comm"])),
+                  ("HieradDataBound", str(self.jobs["data"])), ("HieradSamplesLeftOut", str(self.jobs["data"])), ("HieradCommExposed", str(self.jobs["comm"])),
                   ("HieradLossExploding", str(self.jobs["explode"]))}
         wait_for(lambda: wanted <= self.prometheus.firing(), lambda: f"{wanted} fire; there fire {self.prometheus.firing()}", 60)
         on_good = {name for name, job in self.prometheus.firing() if job == str(self.jobs["good"])}

@@ -23,6 +23,8 @@ def shown(value, unit):
         return f"{100 * value:.1f}%"
     if unit == "bytes":
         return f"{value / 2**30:.1f} GiB"
+    if unit == "Bps":
+        return f"{value / 2**20:.1f} MiB/s"
     text = f"{value:.3g}" if abs(value) < 1e5 else f"{value:,.0f}"
     return text + (" s" if unit == "s" else "")
 

@@ -33,6 +33,28 @@ def browse(folder, url, shot=None, size="1400,1100"):
     return result.stdout
 
 
+def answer_as(uid, port, path):
+    """The answer's code and body to a process of this user."""
+    read, write = os.pipe()
+    child = os.fork()
+    if child == 0:
+        try:
+            os.setgroups([])
+            os.setuid(uid)
+            with socket.create_connection(("127.0.0.1", port), timeout=30) as connection:
+                connection.sendall(f"GET /{path} HTTP/1.0\r\nHost: 127.0.0.1\r\n\r\n".encode())
+                while block := connection.recv(65536):
+                    os.write(write, block)
+        finally:
+            os._exit(0)
+    os.close(write)
+    with open(read, "rb") as pipe:
+        text = pipe.read().decode()
+    os.waitpid(child, 0)
+    head, _, body = text.partition("\r\n\r\n")
+    return int(head.split()[1]), body
+
+
 class WebTest(unittest.TestCase):
     @classmethod
     def setUpClass(cls):
@@ -55,20 +77,6 @@ class WebTest(unittest.TestCase):
                 return answer.status, answer.read().decode(), answer.headers
         except urllib.error.HTTPError as error:
             return error.code, error.read().decode(), error.headers
-
-    def status_for(self, uid):
-        """The answer's code for a process of this user."""
-        child = os.fork()
-        if child == 0:
-            code = 0
-            try:
-                os.setuid(uid)
-                with socket.create_connection(("127.0.0.1", self.port), timeout=30) as connection:
-                    connection.sendall(b"GET /api/overview HTTP/1.0\r\nHost: 127.0.0.1\r\n\r\n")
-                    code = int(connection.makefile("rb").readline().split()[1])
-            finally:
-                os._exit(code // 100)
-        return {2: 200, 4: 403}.get(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), 0)
 
     def test_the_list_and_one_job_are_shown(self):
         dom = browse(self.c.folder, self.url, "list.png")
@@ -116,8 +124,8 @@ class WebTest(unittest.TestCase):
         if os.geteuid() != 0:
             print("not root: that another user is refused was not tried", file=sys.stderr)
             return
-        self.assertEqual(self.status_for(65534), 403)
-        self.assertEqual(self.status_for(0), 200)
+        self.assertEqual(answer_as(65534, self.port, "api/overview")[0], 403)
+        self.assertEqual(answer_as(0, self.port, "api/overview")[0], 200)
 
     def test_z_a_thousand_jobs(self):
         subprocess.run([os.path.join(observe.cluster.BIN, "fake-cluster"), "--server", self.c.server, "--node", "other", "--slots", "1", "--seconds", "1",
@@ -133,6 +141,27 @@ class WebTest(unittest.TestCase):
         self.assertGreater(shown, 990)
         self.assertAlmostEqual(dom.count("load-"), 2 * shown, delta=4)   # name and tooltip; some may have begun or ended meanwhile
         self.assertRegex(dom, r'data-shown="[2-9]"')   # and it goes on refreshing
+
+
+class SharedTest(unittest.TestCase):
+    """access: everyone: on the page, too, a user who may submit sees its own jobs only."""
+
+    def test_a_submitter_sees_its_own_jobs(self):
+        if os.geteuid() != 0:
+            self.skipTest("only root can ask as another user")
+        port = observe.free_port()
+        c = observe.FakeCluster(web=f"127.0.0.1:{port}", slots=2, settings="access: everyone\n", mode=0o755)
+        self.addCleanup(c.close)
+        job = c.submit_fake("of-root")
+        wait_for(lambda: c.job(job)["step"] > 0, "steps", 60)
+        code, text = answer_as(0, port, "api/overview")
+        self.assertEqual((code, [j["name"] for j in json.loads(text)["jobs"]]), (200, ["of-root"]))
+        code, text = answer_as(65534, port, "api/overview")
+        overview = json.loads(text)
+        self.assertEqual((code, overview["jobs"], overview["only_of"]), (200, [], "nobody"))
+        for what in ("", "/metrics", "/log"):
+            self.assertEqual(answer_as(65534, port, f"api/jobs/{job}{what}")[0], 403)
+        self.assertEqual(answer_as(65534, port, "")[0], 200)
 
 
 if __name__ == "__main__":

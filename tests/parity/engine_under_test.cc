@@ -16,6 +16,7 @@
 #include "base/job_yaml.h"
 #include "base/status.h"
 #include "worker/model/draws.h"
+#include "worker/step/accelerator.h"
 
 namespace hierad::parity {
 namespace {
@@ -100,6 +101,8 @@ absl::StatusOr<std::unique_ptr<EngineUnderTest>> EngineUnderTest::Build(const nl
     RETURN_IF_ERROR(engine->step_->Load(state));
   }
   if (fused) return engine;
+  // A large model has no step that would have set them: cuDNN's convolutions take TF32 unless told otherwise.
+  if (!engine->step_) ApplyTorchSettings(spec.step().sdpa_backend(), spec.step().tf32(), cuda, spec.step().mode() == "eager");
   engine->weights_ = std::make_unique<Weights>(table, at::Device(cuda ? at::kCUDA : at::kCPU),
                                                spec.step().precision() == "bf16" ? at::kBFloat16 : at::kFloat, 0);
   engine->weights_->parameters.copy_(at::from_blob(state.parameters.data(), {table.flat_size}));

@@ -17,6 +17,7 @@
 #include "base/job_yaml.h"
 #include "base/plan/geometry.h"
 #include "base/plan/parameters.h"
+#include "base/plan/row_format.h"
 #include "base/random.h"
 #include "base/status.h"
 #include "hierad/version.h"
@@ -55,6 +56,38 @@ absl::StatusOr<v1::JobSpec> JobOf(const BenchArguments& arguments) {
   return spec;
 }
 
+// Rows of the type asked for, which the model sees as numbers in [-1, 1].
+RowFormat FormatOf(const std::string& type, const Geometry& geometry) {
+  RowFormat format = RowFormat::Plain(geometry);
+  format.type = type == "u8" ? DType::kU8 : type == "i16" ? DType::kI16 : type == "f16" ? DType::kF16 : DType::kF32;
+  const float offset = type == "u8" ? 127.5f : type == "i16" ? -0.5f : 0.0f, scale = type == "u8" ? 1 / 127.5f : type == "i16" ? 1 / 32767.5f : 1.0f;
+  format.offset.assign(format.offset.size(), offset);
+  format.scale.assign(format.scale.size(), scale);
+  return format;
+}
+
+// `count` random samples from number `first` on.
+std::vector<std::byte> RandomSamples(int64_t first, int64_t count, const RowFormat& format) {
+  const int64_t size = format.rules.channels * format.rules.samples;
+  std::vector<std::byte> samples(count * format.row_bytes());
+  for (int64_t i = 0; i < count; ++i) {
+    const RandomStream stream{1, Draw::kSynthetic, 0, uint64_t(first + i)};
+    std::byte* const row = samples.data() + i * format.row_bytes();
+    for (int64_t j = 0; j < size; ++j) {
+      const float number = 2 * stream.Uniform(j) - 1;
+      const uint32_t word = format.type == DType::kF32 ? 0 : stream.Word(j);
+      const auto half = uint16_t((word & 0x83FF) | 14 << 10);   // 1/2 to 1, either sign
+      switch (format.type) {
+        case DType::kU8: row[j] = std::byte(word >> 24); break;
+        case DType::kI16: reinterpret_cast<uint16_t*>(row)[j] = uint16_t(word >> 16); break;
+        case DType::kF16: reinterpret_cast<uint16_t*>(row)[j] = half; break;
+        default: reinterpret_cast<float*>(row)[j] = number; break;
+      }
+    }
+  }
+  return samples;
+}
+
 // Seconds since this process was started, loading of its libraries included (a forked rank: since its parent was).
 double SecondsSinceStart() {
   std::ifstream file("/proc/self/stat");
@@ -76,18 +109,12 @@ nlohmann::json Median(std::vector<double> values) {
 // Random samples in two halves, as the loader would hold them; each step takes the other half under ids of its own.
 class Batches {
  public:
-  Batches(const v1::JobSpec& spec, const Geometry& geometry, int rank, int world, bool cuda)
-      : batch_(spec.step().batch_per_rank()), micro_steps_(spec.step().accumulation()), rank_(rank), world_(world), memory_(BatchMemory(cuda)) {
-    size_ = spec.model().in_chans();
-    for (int64_t extent : geometry.input_size) size_ *= extent;
-    drawn_.resize(2 * batch_ * size_);
-    for (int64_t i = 0; i < 2 * batch_; ++i) {
-      const RandomStream stream{1, Draw::kSynthetic, 0, uint64_t(2 * batch_ * rank + i)};
-      for (int64_t j = 0; j < size_; ++j) drawn_[i * size_ + j] = 2 * stream.Uniform(j) - 1;
-    }
+  Batches(const v1::JobSpec& spec, const Geometry& geometry, const RowFormat& rows, int rank, int world, bool cuda)
+      : row_bytes_(rows.row_bytes()), batch_(spec.step().batch_per_rank()), micro_steps_(spec.step().accumulation()), rank_(rank), world_(world), memory_(BatchMemory(cuda)) {
+    drawn_ = RandomSamples(2 * batch_ * rank, 2 * batch_, rows);
     samples_ = drawn_.data();
-    void* pinned = memory_.allocate ? memory_.allocate(drawn_.size() * sizeof(float)) : nullptr;
-    if (pinned != nullptr) samples_ = static_cast<const float*>(std::memcpy(pinned, drawn_.data(), drawn_.size() * sizeof(float)));
+    void* pinned = memory_.allocate ? memory_.allocate(drawn_.size()) : nullptr;
+    if (pinned != nullptr) samples_ = static_cast<const std::byte*>(std::memcpy(pinned, drawn_.data(), drawn_.size()));
     visits_.resize(2 * micro_steps_ * batch_);   // ids live for two steps
     for (int64_t i = 0; i < batch_; ++i) labels_.push_back(i % geometry.spec.num_classes());
   }
@@ -95,16 +122,15 @@ class Batches {
   MicroBatch Number(int64_t number) {
     uint64_t* ids = visits_.data() + number % (2 * micro_steps_) * batch_;
     for (int64_t i = 0; i < batch_; ++i) ids[i] = uint64_t((number * world_ + rank_) * batch_ + i);
-    return MicroBatch{samples_ + number % 2 * batch_ * size_, labels_.data(), ids, int32_t(batch_), 0};
+    return MicroBatch{samples_ + number % 2 * batch_ * row_bytes_, labels_.data(), ids, int32_t(batch_), 0};
   }
   int64_t of_all_ranks() const { return batch_ * micro_steps_ * world_; }
 
  private:
-  const int64_t batch_, micro_steps_, rank_, world_;
+  const int64_t row_bytes_, batch_, micro_steps_, rank_, world_;
   const HostMemory memory_;
-  int64_t size_ = 0;
-  std::vector<float> drawn_;
-  const float* samples_ = nullptr;
+  std::vector<std::byte> drawn_;
+  const std::byte* samples_ = nullptr;
   std::vector<uint64_t> visits_;
   std::vector<int64_t> labels_;
 };
@@ -181,11 +207,12 @@ absl::StatusOr<nlohmann::json> Bench(const BenchArguments& arguments, bool cuda,
   const ParameterTable table = ParameterTable::For(geometry);
   const std::unique_ptr<Communicator> alone = MakeSelfCommunicator();
   if (communicator == nullptr) communicator = alone.get();
-  StepOptions options{spec, cuda, arguments.threads, arguments.tune, !arguments.one_stream};
+  StepOptions options{spec, cuda, arguments.threads, arguments.tune, !arguments.one_stream, !arguments.no_epilogues};
+  options.rows = FormatOf(arguments.rows, geometry);
   options.bucket_elements = int64_t{arguments.bucket_mib} << 18;
   ASSIGN_OR_RETURN(const std::unique_ptr<Step> step, MakeStep(options, geometry, table, communicator));
   RETURN_IF_ERROR(step->Initialize());
-  Batches batches(spec, geometry, communicator->rank(), communicator->size(), cuda);
+  Batches batches(spec, geometry, options.rows, communicator->rank(), communicator->size(), cuda);
   Timing timing(arguments, step.get(), &batches, spec.step().accumulation());
   RETURN_IF_ERROR(communicator->Barrier());
   RETURN_IF_ERROR(timing.Run(arguments.warmup, "behind", false));
@@ -216,6 +243,8 @@ absl::StatusOr<nlohmann::json> Bench(const BenchArguments& arguments, bool cuda,
                       {"optimizer", spec.optimizer().name()},
                       {"parameters", table.num_elements},
                       {"batch", spec.step().batch_per_rank()},
+                      {"rows", RowTypeName(options.rows.type)},
+                      {"batch_bytes", spec.step().batch_per_rank() * options.rows.row_bytes()},
                       {"accumulation", spec.step().accumulation()},
                       {"world", communicator->size()},
                       {"channels", arguments.channels},

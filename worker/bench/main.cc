@@ -25,12 +25,14 @@ int Main(int argc, char** argv) {
   app.add_option("--q-pool", arguments.q_pool, "q_pool (default: the task's)");
   app.add_option("--drop-path", arguments.drop_path, "drop_path_rate");
   app.add_option("--batch", arguments.batch, "samples per rank and micro-step");
+  app.add_option("--rows", arguments.rows, "type of the stored samples")->check(CLI::IsMember({"u8", "i16", "f16", "f32"}));
   app.add_option("--accumulation", arguments.accumulation, "micro-steps per step");
   app.add_option("--mode", arguments.mode, "auto|eager|optimized|graph_safe|fused");
   app.add_option("--precision", arguments.precision, "fp32|bf16");
   app.add_option("--optimizer", arguments.optimizer, "adamw|muon");
   app.add_flag("--tf32", arguments.tf32, "TF32 products in fp32");
   app.add_flag("--tune", arguments.tune, "fused on a GPU: time the candidates of every product first");
+  app.add_flag("--no-epilogues", arguments.no_epilogues, "fused on a GPU: GELU by kernels of its own");
   app.add_flag("--one-stream", arguments.one_stream, "fused on a GPU: weight gradients in the chain, not beside it");
   app.add_flag("--no-prefetch", arguments.no_prefetch, "do not copy the next step's batch behind this one");
   app.add_flag("--sync", sync, "wait for each step's loss before the next step is given: --read now");

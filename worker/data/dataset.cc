@@ -2,9 +2,8 @@
 
 #include <algorithm>
 #include <cmath>
-#include <functional>
+#include <cstddef>
 #include <numbers>
-#include <numeric>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -13,6 +12,7 @@
 #include "worker/data/image_dataset.h"
 #include "worker/data/signal_dataset.h"
 #include "worker/data/signal_source.h"
+#include "worker/kernels/reference/input.h"
 
 namespace hierad {
 namespace {
@@ -23,8 +23,7 @@ class Synthetic : public Dataset {
  public:
   Synthetic(const v1::DataSpec& data, const Geometry& geometry)
       : count_(data.synthetic_samples()), num_classes_(geometry.spec.task() == "classify" ? geometry.spec.num_classes() : 0),
-        size_(std::accumulate(geometry.input_size.begin(), geometry.input_size.end(), int64_t{geometry.spec.in_chans()}, std::multiplies<>())),
-        table_(kTableSize) {
+        format_(RowFormat::Plain(geometry)), size_(format_.rules.channels * format_.rules.samples), table_(kTableSize) {
     const RandomStream draws{0, Draw::kSynthetic, 0, 0};
     for (uint32_t i = 0; i < kTableSize; i += 2) {   // Box-Muller
       const double radius = std::sqrt(-2 * std::log(1 - double{draws.Uniform(i)})), angle = 2 * std::numbers::pi * draws.Uniform(i + 1);
@@ -38,7 +37,9 @@ class Synthetic : public Dataset {
   int64_t label(uint64_t sample) const override { return num_classes_ ? static_cast<int64_t>(sample % num_classes_) : -1; }
   std::string SampleName(uint64_t sample) const override { return absl::StrCat("synthetic sample ", sample); }
   std::string Describe() const override { return absl::StrCat("synthetic: ", count_, " samples of ", size_, " normal numbers"); }
-  absl::Status Read(const Visit& visit, float* x_CS) const override {
+  const RowFormat& row_format() const override { return format_; }
+  absl::Status ReadRow(const Visit& visit, void* row) const override {
+    auto* const x_CS = static_cast<float*>(row);
     uint32_t at = RandomStream{visit.seed, Draw::kSynthetic, 1, visit.sample}.Word(0) % kTableSize;
     for (int64_t done = 0; done < size_;) {
       const int64_t run = std::min<int64_t>(size_ - done, kTableSize - at);
@@ -51,8 +52,41 @@ class Synthetic : public Dataset {
 
  private:
   static constexpr uint32_t kTableSize = 1 << 20;
-  const int64_t count_, num_classes_, size_;
+  const int64_t count_, num_classes_;
+  const RowFormat format_;
+  const int64_t size_;
   std::vector<float> table_;
+};
+
+class PreparedDataset : public Dataset {
+ public:
+  explicit PreparedDataset(std::shared_ptr<const Dataset> dataset) : dataset_(std::move(dataset)), format_(dataset_->row_format()) {
+    format_.type = DType::kF32;
+    std::fill(format_.offset.begin(), format_.offset.end(), 0.0f);
+    std::fill(format_.scale.begin(), format_.scale.end(), 1.0f);
+    format_.rules.points = format_.rules.samples;
+    format_.rules.clip = 0;
+  }
+  int64_t count() const override { return dataset_->count(); }
+  int64_t num_classes() const override { return dataset_->num_classes(); }
+  std::string class_name(int64_t label) const override { return dataset_->class_name(label); }
+  int64_t label(uint64_t sample) const override { return dataset_->label(sample); }
+  std::string SampleName(uint64_t sample) const override { return dataset_->SampleName(sample); }
+  std::string Describe() const override { return absl::StrCat(dataset_->Describe(), ", prepared on the host"); }
+  int64_t bytes_read() const override { return dataset_->bytes_read(); }
+  std::vector<std::pair<std::string, double>> stages() const override { return dataset_->stages(); }
+  absl::Status NotFinite(uint64_t sample) const override { return dataset_->NotFinite(sample); }
+  const RowFormat& row_format() const override { return format_; }
+  absl::Status ReadRow(const Visit& visit, void* row) const override {
+    const std::unique_ptr<std::byte[]> stored(new std::byte[dataset_->row_format().row_bytes()]);
+    RETURN_IF_ERROR(dataset_->ReadRow(visit, stored.get()));
+    ConvertRow(dataset_->row_format(), stored.get(), visit, /*draws=*/false, static_cast<float*>(row));
+    return absl::OkStatus();
+  }
+
+ private:
+  const std::shared_ptr<const Dataset> dataset_;
+  RowFormat format_;
 };
 
 absl::StatusOr<std::unique_ptr<Dataset>> Open(const v1::DataSpec& data, const std::string& path, const Geometry& geometry,
@@ -76,6 +110,32 @@ absl::StatusOr<std::unique_ptr<Dataset>> Open(const v1::DataSpec& data, const st
 }
 
 }  // namespace
+
+const RowFormat& Dataset::row_format() const {
+  static const RowFormat& plain = *new RowFormat;
+  return plain;
+}
+
+absl::Status Dataset::NotFinite(uint64_t sample) const {
+  return ErrorOf(v1::REASON_DATA_ERROR, absl::StrCat(SampleName(sample), ": a value is not finite, or beyond fp32 once it is scaled"));
+}
+
+absl::Status Dataset::Read(const Visit& visit, float* x_CS) const {
+  const std::unique_ptr<std::byte[]> row(new std::byte[row_format().row_bytes()]);
+  RETURN_IF_ERROR(ReadRow(visit, row.get()));
+  return ConvertRow(row_format(), row.get(), visit, visit.augment, x_CS) ? absl::OkStatus() : NotFinite(visit.sample);
+}
+
+bool ConvertRow(const RowFormat& format, const void* row, const Visit& visit, bool draws, float* x_CS) {
+  StepScalars scalars{};
+  scalars.seed = visit.seed, scalars.epoch = visit.epoch, scalars.real = 1, scalars.train = draws ? 1 : 0;
+  const auto id = static_cast<int64_t>(visit.id);
+  uint64_t not_finite = 0;
+  reference::ConvertInput<float>({&scalars, row, format.type, &id, nullptr, format.offset.data(), format.scale.data(), x_CS, nullptr, nullptr, &not_finite, 1, format.rules});
+  return not_finite == 0;
+}
+
+std::unique_ptr<Dataset> PreparedRows(std::shared_ptr<const Dataset> dataset) { return std::make_unique<PreparedDataset>(std::move(dataset)); }
 
 absl::StatusOr<std::unique_ptr<Dataset>> OpenDataset(const v1::DataSpec& data, const std::string& path,
                                                      const Geometry& geometry, ChannelStatistics* statistics, Subset subset) {

@@ -14,6 +14,7 @@ namespace hierad {
 namespace {
 
 using testing::ElementsAre;
+using testing::FloatEq;
 using testing::HasSubstr;
 
 constexpr char kHead[] = "@classLabel true a b\n@data\n";
@@ -64,12 +65,12 @@ TEST(SignalDataset, ChannelStatisticsAreTheTrainingSets) {
   ASSERT_THAT(statistics.mean, ElementsAre(3, 10));
   EXPECT_NEAR(statistics.std[0], std, 1e-12);
   EXPECT_EQ(statistics.std[1], 1);   // constant: becomes zeros
-  EXPECT_THAT(Read(**dataset, 1, 4), ElementsAre(0, float(3 / std), 0, 0));
+  EXPECT_THAT(Read(**dataset, 1, 4), ElementsAre(0, FloatEq(float(3 / std)), 0, 0));
   const ChannelStatistics before = statistics;
   const auto held_out = OpenDataset(Ts(1, "none", "channel"), test, InputGeometry(2, {2}), &statistics);
   ASSERT_TRUE(held_out.ok());
   EXPECT_EQ(statistics.mean, before.mean);
-  EXPECT_THAT(Read(**held_out, 0, 4), ElementsAre(0, float(2 / std), 1, 2));
+  EXPECT_THAT(Read(**held_out, 0, 4), ElementsAre(0, FloatEq(float(2 / std)), 1, 2));
   statistics.mean.resize(1), statistics.std.resize(1);
   EXPECT_FALSE(OpenDataset(Ts(1, "none", "channel"), test, InputGeometry(2, {2}), &statistics).ok());
 }

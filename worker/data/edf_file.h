@@ -27,6 +27,8 @@ class EdfFile {
   const std::string& name() const { return name_; }          // printable
   const std::vector<Segment>& segments() const { return segments_; }   // empty: no samples
   const std::vector<EdfAnnotation>& annotations() const { return annotations_; }
+  // Those of a file beside this one, whose start is the same. Before anything is read.
+  void AddAnnotations(const std::vector<EdfAnnotation>& more) { annotations_.insert(annotations_.end(), more.begin(), more.end()); }
 
   // Samples [begin, begin + count) of each of `signals`, counted from the first record of `segment`, in the header's
   // physical unit. `begins`, `counts` and `out` are parallel to `signals`.

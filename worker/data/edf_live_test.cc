@@ -1,4 +1,5 @@
 // Recordings written by edfio, read by MNE and by us.
+#include <algorithm>
 #include <cmath>
 #include <cstring>
 
@@ -94,6 +95,79 @@ TEST(EdfLive, EqualsMne) {
     data.add_notch(50);
     EXPECT_LT(difference("notched", 2), 6) << kind;          // MNE's notch is narrower: noise of 30 uV in 1 Hz more of 100
   }
+}
+
+// Sleep-EDF's way: recordings, and hypnograms in files of their own. "labels": of each window of 30 s, in the order of the files, the
+// number of its stage by MNE's reading of the hypnogram.
+constexpr char kMakeSleep[] = R"(
+import os, sys, datetime
+import numpy as np, mne, edfio
+out = sys.argv[1]
+seed = int.from_bytes(np.random.bytes(4), 'little')
+print(seed)
+rng = np.random.default_rng(seed)
+mne.set_log_level('error')
+stages = ['Sleep stage W', 'Sleep stage 1', 'Sleep stage 2', 'Sleep stage R']
+def write(path, signals, start, marks=()):
+    edfio.Edf(signals, recording=edfio.Recording(startdate=datetime.date(1989, 4, 24)), starttime=datetime.time(16, start), annotations=marks).write(path)
+def recording(path, start):
+    write(path, [edfio.EdfSignal(rng.normal(0, 30, 100 * 600), 100, label='EEG Fpz-Cz', physical_dimension='uV')], start)
+labels = []
+os.mkdir(out + '/sleep'); os.mkdir(out + '/alike')
+for name, start in (('SC4001E', 13), ('SC4002E', 13), ('SC4011E', 40)):
+    recording(f'{out}/sleep/{name}0-PSG.edf', start)
+    if start == 40:   # not scored
+        labels += [-1] * 20
+        continue
+    cuts = [0, *sorted(rng.choice(np.arange(1, 20), 6, replace=False).tolist()), 20]
+    names = rng.choice(stages + ['Sleep stage ?'], 7)
+    marks = [edfio.EdfAnnotation(onset=30 * a, duration=30 * (b - a), text=str(n)) for a, b, n in zip(cuts, cuts[1:], names)]
+    write(f'{out}/sleep/{name}C-Hypnogram.edf', [], start, marks)
+    read = mne.read_annotations(f'{out}/sleep/{name}C-Hypnogram.edf')
+    for w in range(20):
+        here = [a['description'] for a in read if a['onset'] <= 30 * w + 15 < a['onset'] + a['duration']]
+        assert len(here) == 1, here
+        labels.append(stages.index(here[0]) if here[0] in stages else -1)
+write(out + '/sleep/SC4012EC-Hypnogram.edf', [], 55, [edfio.EdfAnnotation(onset=0, duration=30, text=stages[0])])
+np.array(labels, np.int32).tofile(out + '/labels')
+for name in ('a1', 'a2'): recording(f'{out}/alike/{name}.edf', 13)
+write(out + '/alike/a-marks.edf', [], 13, [edfio.EdfAnnotation(onset=0, duration=30, text=stages[0])])
+)";
+
+TEST(EdfLive, HypnogramsBesideTheirRecordings) {
+  TestFolder folder;
+  SCOPED_TRACE("seed " + RunPython(folder, kMakeSleep));
+  const auto bytes = ReadFile(folder.Path("labels"), 1 << 20);
+  ASSERT_TRUE(bytes.ok()) << bytes.status();
+  std::vector<int32_t> expected(bytes->size() / 4);
+  std::memcpy(expected.data(), bytes->data(), bytes->size());
+  v1::DataSpec data;
+  data.set_source("edf");
+  for (const char* stage : {"W", "1", "2", "R"}) data.add_labels(absl::StrCat("Sleep stage ", stage));
+  const Geometry geometry = InputGeometry(1, {3000});
+  const auto labels = [&](Subset subset) {
+    const auto source = OpenRecordings(data, folder.Path("sleep"), geometry, subset);
+    EXPECT_TRUE(source.ok()) << source.status();
+    std::vector<int32_t> found;
+    for (int64_t w = 0; source.ok() && w < (*source)->count(); ++w) found.push_back(static_cast<int32_t>((*source)->label(w)));
+    return found;
+  };
+  EXPECT_EQ(labels(Subset::kAll), expected);
+  EXPECT_THAT((*OpenRecordings(data, folder.Path("sleep"), geometry, Subset::kAll))->Describe(),
+              testing::HasSubstr("3 recordings, 2 annotation files joined to them (and 1 with annotations only, which belong to none, left alone)"));
+  // A hypnogram goes where its recording goes, and is no subject.
+  data.set_held_out(0.34);
+  const std::vector<int32_t> held = labels(Subset::kHeldOut), kept = labels(Subset::kTraining);
+  EXPECT_EQ(held.size(), 20u);
+  EXPECT_EQ(kept.size(), 40u);
+  std::vector<int32_t> both = held, all = expected;
+  both.insert(both.end(), kept.begin(), kept.end());
+  std::sort(both.begin(), both.end());
+  std::sort(all.begin(), all.end());
+  EXPECT_EQ(both, all);
+  data.clear_held_out();
+  const auto alike = OpenRecordings(data, folder.Path("alike"), geometry, Subset::kAll);
+  EXPECT_THAT(std::string(alike.status().message()), testing::HasSubstr("a-marks.edf fit a1.edf and a2.edf, which begin at the same time and are named alike"));
 }
 
 }  // namespace

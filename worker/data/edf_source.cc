@@ -54,7 +54,7 @@ class EdfSource : public SignalSource {
     const bool keep_open = static_cast<int64_t>(files_.paths.size()) <= limits::kOpenShards;
     for (const std::string& file : files_.paths) RETURN_IF_ERROR(Add(file, keep_open, geometry));
     if (recordings_.empty())
-      return ErrorOf(v1::REASON_DATA_ERROR, absl::StrCat("data.path ", Printable(path), ": ", without_samples_, " recordings hold annotations only; they give labels to nothing, at least 1 with signals is needed"));
+      return ErrorOf(v1::REASON_DATA_ERROR, absl::StrCat("data.path ", Printable(path), ": ", files_.lone_annotations.size(), " recordings hold annotations only; they give labels to nothing, at least 1 with signals is needed"));
     RETURN_IF_ERROR(SetWindows(geometry));
     if (count_ == 0)
       return ErrorOf(v1::REASON_DATA_ERROR, absl::StrCat("data.path ", Printable(path), ": 0 windows of ", axes_[0], " samples (", double(axes_[0]) / rate_, " s at ", rate_, " Hz) in ", recordings_.size(), " recordings, the longest stretch without a gap lasts ", longest_s_, " s; set a smaller data.window_s or model.input_size"));
@@ -78,7 +78,8 @@ class EdfSource : public SignalSource {
     return absl::StrFormat("%s, %.4f to %.4f s (sample %d)", file.name(), from, from + double(axes_[0]) / rate_, sample);
   }
   std::string Describe() const override {
-    return absl::StrCat(recordings_[0].file.header().kind, ": ", recordings_.size(), " recordings", without_samples_ ? absl::StrCat(" (and ", without_samples_, " with annotations only, left alone)") : "",
+    return absl::StrCat(recordings_[0].file.header().kind, ": ", recordings_.size(), " recordings", joined_ ? absl::StrCat(", ", joined_, " annotation files joined to them") : "",
+                        files_.lone_annotations.empty() ? "" : absl::StrCat(" (and ", files_.lone_annotations.size(), " with annotations only, which belong to none, left alone)"),
                         ", ", rate_, " Hz, in ", data_.unit().empty() ? "uV" : data_.unit(), files_.held_out ? absl::StrCat(", ", files_.held_out, " of ", files_.subjects, " subjects held out") : "",
                         ", a window every ", double(stride_) / rate_, " s");
   }
@@ -131,9 +132,16 @@ class EdfSource : public SignalSource {
   absl::Status Add(const std::string& path, bool keep_open, const Geometry& geometry) {
     ASSIGN_OR_RETURN(EdfFile file, EdfFile::Open(path, keep_open));
     for (const std::string& warning : file.header().warnings) spdlog::warn("{}: {}", file.name(), warning);
-    if (!file.header().has_samples()) {
-      ++without_samples_;
+    if (!file.header().has_samples()) {   // the one file that data.path names
+      files_.lone_annotations.push_back(path);
       return absl::OkStatus();
+    }
+    if (const auto beside = files_.annotations.find(path); beside != files_.annotations.end()) {
+      for (const std::string& other : beside->second) {
+        ASSIGN_OR_RETURN(const EdfFile annotations, EdfFile::Open(other, /*keep_open=*/false));
+        file.AddAnnotations(annotations.annotations());
+        ++joined_;
+      }
     }
     Recording recording{std::move(file), {}};
     RETURN_IF_ERROR(ChooseChannels(geometry, &recording));
@@ -288,7 +296,7 @@ class EdfSource : public SignalSource {
   std::vector<int32_t> labels_;                           // of each window; empty: none
   std::vector<int64_t> axes_;
   double rate_ = 0, longest_s_ = 0;
-  int64_t stride_ = 0, count_ = 0, without_samples_ = 0;
+  int64_t stride_ = 0, count_ = 0, joined_ = 0;
 };
 
 }  // namespace

@@ -24,6 +24,7 @@ namespace hierad {
 namespace {
 
 constexpr int kFolderDepth = 16;   // also ends a circle of links
+constexpr int64_t kDeepLooks = 16;   // files that tell whether a folder's images have 16 bits
 
 bool IsImageName(const std::string& name) {
   for (const char* end : {".jpg", ".jpeg", ".png", ".webp", ".tif", ".tiff"})
@@ -116,9 +117,8 @@ class ImageFolder : public Dataset {
  public:
   ImageFolder(const v1::DataSpec& data, std::string root, const Geometry& geometry)
       : data_(data), root_(std::move(root)), channels_(geometry.spec.in_chans()),
-        height_(static_cast<int>(geometry.input_size[0])), width_(static_cast<int>(geometry.input_size[1])) {
-    ImageStatistics(data, channels_, &mean_, &std_);
-  }
+        height_(static_cast<int>(geometry.input_size[0])), width_(static_cast<int>(geometry.input_size[1])),
+        format_(RowFormat::Plain(geometry)) {}
 
   absl::Status Scan() {
     FolderWalk walk(root_, &listing_);
@@ -132,6 +132,16 @@ class ImageFolder : public Dataset {
     }
     if (listing_.count() == 0)
       return ErrorOf(v1::REASON_DATA_ERROR, absl::StrCat("data.path ", Printable(root_), ": 0 images (.jpg, .jpeg, .png, .webp, .tif, .tiff) among ", top.folders.size(), " folders and ", listing_.other_files, " other files; at least 1 is needed"));
+    deep_ = HoldsDeep();
+    format_.type = deep_ ? DType::kI16 : DType::kU8;
+    format_.rules.flip = data_.flip();
+    std::vector<double> mean, spread;
+    ImageStatistics(data_, channels_, &mean, &spread);
+    const double most = deep_ ? 65535 : 255, zero = deep_ ? -32768 : 0;
+    for (int c = 0; c < channels_; ++c) {
+      format_.offset[c] = static_cast<float>(most * mean[c] + zero);
+      format_.scale[c] = static_cast<float>(1 / (most * spread[c]));
+    }
     return absl::OkStatus();
   }
 
@@ -147,10 +157,13 @@ class ImageFolder : public Dataset {
 
   int64_t bytes_read() const override { return bytes_; }
   std::vector<std::pair<std::string, double>> stages() const override {
-    return {{"read", double(read_ns_) / 1e9}, {"decode", double(decode_ns_) / 1e9}, {"resize", double(resize_ns_) / 1e9}, {"normalise", double(normalise_ns_) / 1e9}};
+    return {{"read", double(read_ns_) / 1e9}, {"decode", double(decode_ns_) / 1e9}, {"resize", double(resize_ns_) / 1e9}};
   }
 
-  absl::Status Read(const Visit& visit, float* x_CS) const override {
+  const RowFormat& row_format() const override { return format_; }
+
+  // The flip and the scaling are the step's.
+  absl::Status ReadRow(const Visit& visit, void* row) const override {
     const auto region = [&](int height, int width) {
       return visit.augment ? RandomRegion(data_, visit, height, width) : CentreRegion(height, width, height_, width_);
     };
@@ -158,28 +171,15 @@ class ImageFolder : public Dataset {
     const int channels = image.pixels->channels;
     if (channels != channels_ && !(channels == 1 && channels_ == 3) && !(channels == 3 && channels_ == 1))
       return ErrorOf(v1::REASON_DATA_ERROR, absl::StrCat(SampleName(visit.sample), ": ", channels, channels == 1 ? " channel" : " channels", ", model.in_chans is ", channels_));
-    const int64_t plane = int64_t{height_} * width_;
-    std::vector<uint8_t> resized(plane * channels);
     const auto resizing = Clock::System().Monotonic();
-    ResizeBox(*image.pixels, image.box, height_, width_, resized.data());
-    const auto normalising = Clock::System().Monotonic();
-    Count(&resize_ns_, normalising - resizing);
-    const bool flip = visit.augment && RandomStream{visit.seed, Draw::kFlip, visit.epoch, visit.id}.Uniform(0) < data_.flip();
-    for (int c = 0; c < channels_; ++c) {
-      const float scale = static_cast<float>(1 / (255 * std_[c])), shift = static_cast<float>(mean_[c] / std_[c]);
-      const int from = channels == 1 ? 0 : c;
-      for (int y = 0; y < height_; ++y) {
-        const uint8_t* row = resized.data() + int64_t{y} * width_ * channels;
-        float* out = x_CS + c * plane + int64_t{y} * width_;
-        for (int x = 0; x < width_; ++x) {
-          const uint8_t* pixel = row + (flip ? width_ - 1 - x : x) * channels;
-          // ITU-R 601-2 luma.
-          const float value = channels_ == 1 && channels == 3 ? 0.299f * pixel[0] + 0.587f * pixel[1] + 0.114f * pixel[2] : pixel[from];
-          out[x] = value * scale - shift;
-        }
-      }
+    if (deep_) {
+      FillRow(image, static_cast<uint16_t*>(row));
+      // Rows of 16 bits have a sign; their offset takes it back.
+      for (int64_t i = 0; i < format_.rules.channels * format_.rules.samples; ++i) static_cast<uint16_t*>(row)[i] ^= 0x8000;
+    } else {
+      FillRow(image, static_cast<uint8_t*>(row));
     }
-    Count(&normalise_ns_, Clock::System().Monotonic() - normalising);
+    Count(&resize_ns_, Clock::System().Monotonic() - resizing);
     return absl::OkStatus();
   }
 
@@ -188,6 +188,30 @@ class ImageFolder : public Dataset {
     std::shared_ptr<const Pixels> pixels;
     Box box;
   };
+
+  // [C, H, W]. Gray becomes RGB, and RGB gray where the model takes one channel: ITU-R 601-2 luma, in Pillow's arithmetic.
+  template <typename V>
+  void FillRow(const Decoded& image, V* row_CHW) const {
+    const int channels = image.pixels->channels;
+    if (channels == channels_) return ResizePlanes(*image.pixels, image.box, height_, width_, row_CHW);
+    const int64_t plane = int64_t{height_} * width_;
+    std::vector<V> planes(plane * channels);
+    ResizePlanes(*image.pixels, image.box, height_, width_, planes.data());
+    for (int64_t i = 0; i < plane; ++i) {
+      if (channels == 3) row_CHW[i] = static_cast<V>((19595u * planes[i] + 38470u * planes[plane + i] + 7471u * planes[2 * plane + i] + 0x8000u) >> 16);
+      else for (int c = 0; c < channels_; ++c) row_CHW[c * plane + i] = planes[i];
+    }
+  }
+
+  // A folder is of 16 bits where one of a few files, from all of it, is.
+  bool HoldsDeep() const {
+    const int64_t step = std::max<int64_t>(1, listing_.count() / kDeepLooks);
+    for (int64_t sample = 0; sample < listing_.count(); sample += step) {
+      const auto file = ReadFile(Path(sample), limits::kImageFileBytes);
+      if (file.ok() && IsDeep(*file)) return true;
+    }
+    return false;
+  }
 
   static void Count(std::atomic<int64_t>* sum, std::chrono::nanoseconds time) { sum->fetch_add(time.count(), std::memory_order_relaxed); }
 
@@ -199,7 +223,8 @@ class ImageFolder : public Dataset {
     DecodeOptions options;
     options.channels = channels_;
     options.region = region;
-    if (data_.jpeg_scaling()) options.least_height = height_, options.least_width = width_;
+    options.deep = deep_;
+    if (data_.jpeg_scaling()) options.out_height = height_, options.out_width = width_;
     bool keep = false;
     {
       const std::lock_guard<std::mutex> lock(mutex_);
@@ -218,7 +243,7 @@ class ImageFolder : public Dataset {
     absl::StatusOr<DecodedImage> image = DecodeImage(*file, options);
     Count(&decode_ns_, Clock::System().Monotonic() - decoding);
     if (!image.ok()) return Annotate(image.status(), SampleName(sample));
-    const int64_t bytes = image->pixels.values_HWC.size();
+    const int64_t bytes = image->pixels.values_HWC.size() + 2 * image->pixels.deep_HWC.size();
     const Box box = image->box;
     auto pixels = std::make_shared<const Pixels>(std::move(image->pixels));
     if (!keep) return Decoded{pixels, box};
@@ -239,13 +264,14 @@ class ImageFolder : public Dataset {
   const v1::DataSpec data_;
   const std::string root_;
   const int channels_, height_, width_;
-  std::vector<double> mean_, std_;
+  RowFormat format_;
+  bool deep_ = false;   // rows of 16 bits
   std::vector<std::string> class_names_;
   Listing listing_;
   mutable std::mutex mutex_;
   mutable std::unordered_map<uint64_t, std::shared_ptr<const Pixels>> decoded_;
   mutable int64_t decoded_bytes_ = 0;
-  mutable std::atomic<int64_t> bytes_{0}, read_ns_{0}, decode_ns_{0}, resize_ns_{0}, normalise_ns_{0};
+  mutable std::atomic<int64_t> bytes_{0}, read_ns_{0}, decode_ns_{0}, resize_ns_{0};
 };
 
 Region Centred(int height, int width, int region_height, int region_width) {

@@ -1,5 +1,6 @@
 // Images written by Pillow and tifffile; crops and orientations against torchvision and Pillow, live.
 #include <cmath>
+#include <cstring>
 #include <sstream>
 
 #include "absl/strings/str_cat.h"
@@ -17,6 +18,7 @@ using testing::HasSubstr;
 // height and width, and the file with the expected [H, W, C] bytes of the crop.
 constexpr char kMake[] = R"(
 import sys
+from pathlib import Path
 import numpy as np, torch, tifffile
 from PIL import Image, ImageOps
 import torchvision.transforms as T
@@ -74,15 +76,38 @@ for name, channels, dtype, more in (('five', 5, 'u1', {}), ('apart', 6, 'u1', di
     eight = a.astype(np.uint8) if dtype == 'u1' else ((a.astype(np.int64) * 255 + 32767) // 65535).astype(np.uint8)
     eight.tofile(f'{out}{name}.whole')
     print(f'{name}.tif', channels, 61, 83, 0, 0, 61, 83, 61, 83, f'{name}.whole', file=listing)
+# 16 bits that stay 16 bits, against torch's resize in single precision: [C, H, W] after rounding.
+deep = open(out + 'deep', 'w')
+for name, channels, more in (('deep.png', 1, None), ('deep1.tif', 1, dict(photometric='minisblack')), ('deep3.tif', 3, dict(photometric='rgb')), ('deep5.tif', 5, dict(photometric='minisblack', planarconfig='separate'))):
+    a = (picture(87, 131, channels).astype(np.uint16) * 257 + rng.integers(0, 200, (87, 131, channels))).clip(0, 65535).astype(np.uint16)
+    if more is None: Image.fromarray(a[..., 0]).save(out + name)
+    else: tifffile.imwrite(out + name, np.moveaxis(a, -1, 0) if 'planarconfig' in more else a if channels > 1 else a[..., 0], **more)
+    for k in range(3):
+        h, w = int(rng.integers(20, 88)), int(rng.integers(20, 132))
+        top, left = int(rng.integers(0, 88 - h)), int(rng.integers(0, 132 - w))
+        oh, ow = int(rng.integers(10, 100)), int(rng.integers(10, 100))
+        x = torch.tensor(a[top:top + h, left:left + w].astype(np.float32)).movedim(-1, 0)[None]
+        y = torch.nn.functional.interpolate(x, (oh, ow), mode='bicubic', antialias=True).clamp(0, 65535).round()
+        y[0].numpy().astype(np.uint16).tofile(f'{out}{name}.{k}')
+        print(name, channels, top, left, h, w, oh, ow, f'{name}.{k}', file=deep)
+deep.close()
 tifffile.imwrite(out + 'float.tif', np.zeros((4, 4), 'f4'))
 tifffile.imwrite(out + 'bits32.tif', np.zeros((4, 4), 'u4'))
 
-# Decoding at half the size against torchvision on the whole image.
-large = Image.fromarray(picture(1000, 1400, 3)); large.save(out + 'large.jpg', quality=90)
-large = Image.open(out + 'large.jpg')
-for k, (top, left, height, width) in enumerate(((0, 0, 1000, 1400), (101, 203, 480, 620), (333, 77, 460, 900))):
-    np.asarray(F.resized_crop(large, top, left, height, width, (224, 224), InterpolationMode.BICUBIC)).tofile(f'{out}large.{k}')
-    print(top, left, height, width, file=open(f'{out}large.{k}.box', 'w'))
+# Planes, and decoding at a part of the size, against torchvision on the whole image: photographs, and waves with noise.
+photos = sorted((Path(sys.prefix).parent / 'data/photos').glob('*/*.png'))
+assert len(photos) > 10, 'no photographs: tools/setup fetches them'
+fast = open(out + 'fast', 'w')
+for k, image in enumerate([Image.open(path).convert('RGB') for path in photos] + [Image.fromarray(picture(1000, 1400, 3))]):
+    exif = Image.Exif(); exif[0x0112] = int(rng.integers(1, 9))
+    image.save(f'{out}fast{k}.jpg', quality=int(rng.integers(60, 96)), subsampling=int(rng.integers(0, 3)), progressive=k % 4 == 0, exif=exif)
+    upright = ImageOps.exif_transpose(Image.open(f'{out}fast{k}.jpg'))
+    for turn in range(4):
+        top, left, height, width = T.RandomResizedCrop.get_params(upright, (0.2, 1.0), (0.75, 1.3333)) if turn else (0, 0, upright.height, upright.width)
+        oh, ow = (int(x / rng.uniform(0.7, 9)) for x in (height, width))
+        np.asarray(F.resized_crop(upright, top, left, height, width, (oh, ow), InterpolationMode.BICUBIC)).tofile(f'{out}fast{k}.{turn}')
+        print(f'fast{k}.jpg', top, left, height, width, oh, ow, f'fast{k}.{turn}', file=fast)
+fast.close()
 listing.close()
 )";
 
@@ -153,25 +178,72 @@ TEST_F(ImageLive, CropsEqualTorchvision) {
   EXPECT_GE(cases, 120);
 }
 
-TEST_F(ImageLive, ScaledDecodingKeepsForty) {
+TEST_F(ImageLive, SixteenBitsStaySixteen) {
   SCOPED_TRACE("seed " + seed_);
-  for (int k = 0; k < 3; ++k) {
-    Region region;
-    std::istringstream(Read(absl::StrCat("large.", k, ".box"))) >> region.top >> region.left >> region.height >> region.width;
+  std::istringstream list(Read("deep"));
+  std::string name, expected_name;
+  Region region;
+  int channels, oh, ow, cases = 0;
+  while (list >> name >> channels >> region.top >> region.left >> region.height >> region.width >> oh >> ow >> expected_name) {
+    SCOPED_TRACE(expected_name);
+    ++cases;
+    const std::string file = Read(name), bytes = Read(expected_name);
+    EXPECT_TRUE(IsDeep(file));
+    DecodeOptions options;
+    options.channels = channels;
+    options.region = [&](int, int) { return region; };
+    const auto eight = DecodeImage(file, options);
+    options.deep = true;
+    const auto image = DecodeImage(file, options);
+    ASSERT_TRUE(image.ok() && eight.ok()) << image.status() << eight.status();
+    EXPECT_TRUE(image->pixels.values_HWC.empty());
+    ASSERT_EQ(image->pixels.channels, channels);
+    std::vector<uint16_t> out(channels * oh * ow), narrow(out.size()), expected(out.size());
+    ASSERT_EQ(bytes.size(), 2 * expected.size());
+    std::memcpy(expected.data(), bytes.data(), bytes.size());
+    ResizePlanes(image->pixels, image->box, oh, ow, out.data());
+    ResizePlanes(eight->pixels, eight->box, oh, ow, narrow.data());
+    for (size_t i = 0; i < out.size(); ++i) {
+      ASSERT_NEAR(out[i], expected[i], 1) << i;
+      ASSERT_NEAR(narrow[i], expected[i], 3 * 257) << i;   // the same picture in 8 bits
+    }
+  }
+  EXPECT_EQ(cases, 12);
+  EXPECT_FALSE(IsDeep(Read("rgb.png")));
+  EXPECT_FALSE(IsDeep(Read("five.tif")));
+  EXPECT_FALSE(IsDeep(Read("rgb.jpg")));
+  EXPECT_FALSE(IsDeep(Read("deep3.tif").substr(0, 6)));
+}
+
+TEST_F(ImageLive, FastDecodingKeepsForty) {
+  SCOPED_TRACE("seed " + seed_);
+  std::istringstream list(Read("fast"));
+  std::string name, expected_name;
+  Region region;
+  int oh, ow, cases = 0, planes = 0, scaled = 0;
+  while (list >> name >> region.top >> region.left >> region.height >> region.width >> oh >> ow >> expected_name) {
+    SCOPED_TRACE(absl::StrCat(expected_name, ": ", region.height, " x ", region.width, " to ", oh, " x ", ow));
+    ++cases;
     DecodeOptions options;
     options.region = [&](int, int) { return region; };
-    options.least_height = options.least_width = 224;
-    const auto image = DecodeImage(Read("large.jpg"), options);
+    options.out_height = oh;
+    options.out_width = ow;
+    const auto image = DecodeImage(Read(name), options);
     ASSERT_TRUE(image.ok()) << image.status();
-    EXPECT_NEAR(image->box.height, region.height / (k == 0 ? 4.0 : 2.0), 0.01);   // it was scaled
-    std::vector<uint8_t> out(224 * 224 * 3);
-    ResizeBox(image->pixels, image->box, 224, 224, out.data());
-    const std::string expected = Read(absl::StrCat("large.", k));
+    planes += !image->pixels.chroma.empty();
+    scaled += image->box.height < region.height - 1;
+    EXPECT_TRUE(image->box.height > region.height - 1 || image->box.height >= 2 * oh);
+    std::vector<uint8_t> out(oh * ow * 3);
+    ResizeBox(image->pixels, image->box, oh, ow, out.data());
+    const std::string expected = Read(expected_name);
     ASSERT_EQ(expected.size(), out.size());
     double squares = 0;
     for (size_t i = 0; i < out.size(); ++i) squares += std::pow(double(out[i]) - uint8_t(expected[i]), 2);
-    EXPECT_GE(10 * std::log10(255.0 * 255.0 / (squares / double(out.size()))), 40) << k;
+    EXPECT_GE(10 * std::log10(255.0 * 255.0 / (squares / double(out.size()))), 40);
   }
+  EXPECT_GT(cases, 40);
+  EXPECT_EQ(planes, cases);
+  EXPECT_GT(scaled, 5);
 }
 
 TEST_F(ImageLive, EveryCutAndDamageIsRefusedOrRead) {

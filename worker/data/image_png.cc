@@ -1,5 +1,6 @@
 #include <png.h>
 
+#include <bit>
 #include <csetjmp>
 #include <cstring>
 #include <vector>
@@ -31,11 +32,12 @@ void Leave(png_structp png, png_const_charp message) {
 }
 
 // libpng leaves by longjmp: no object with a destructor lives in these two frames.
-bool ReadHeader(png_structp png, png_infop info, int channels, Pixels* image) {
+bool ReadHeader(png_structp png, png_infop info, int channels, bool deep, Pixels* image) {
   if (setjmp(png_jmpbuf(png))) return false;
   png_read_info(png, info);
   png_set_expand(png);
-  png_set_scale_16(png);
+  if (!deep) png_set_scale_16(png);
+  else if (std::endian::native == std::endian::little) png_set_swap(png);
   const bool color = png_get_color_type(png, info) & (PNG_COLOR_MASK_COLOR | PNG_COLOR_MASK_PALETTE);
   if (channels != (color ? 4 : 2)) png_set_strip_alpha(png);
   png_set_interlace_handling(png);
@@ -67,14 +69,17 @@ absl::StatusOr<Pixels> DecodePng(std::string_view file, const DecodeOptions& opt
   if (!reader.info) return ErrorOf(v1::REASON_HOST_OOM, "no memory for a PNG decoder");
   png_set_read_fn(reader.png, &input, Read);
   Pixels image;
-  if (!ReadHeader(reader.png, reader.info, options.channels, &image)) return DamagedImage(absl::StrCat("damaged PNG: ", input.error));
+  if (!ReadHeader(reader.png, reader.info, options.channels, options.deep, &image)) return DamagedImage(absl::StrCat("damaged PNG: ", input.error));
   RETURN_IF_ERROR(CheckImageSize("PNG", image.height, image.width, image.channels, options));
-  const int64_t row_bytes = int64_t{image.width} * image.channels;
+  const bool deep = png_get_bit_depth(reader.png, reader.info) == 16;
+  const int64_t row = int64_t{image.width} * image.channels, row_bytes = row * (deep ? 2 : 1);
   if (static_cast<int64_t>(png_get_rowbytes(reader.png, reader.info)) != row_bytes)
     return DamagedImage(absl::StrCat("PNG of ", image.channels, " channels in rows of ", png_get_rowbytes(reader.png, reader.info), " bytes"));
-  image.values_HWC.resize(image.height * row_bytes);
+  if (deep) image.deep_HWC.resize(image.height * row);
+  else image.values_HWC.resize(image.height * row);
+  png_bytep values = deep ? reinterpret_cast<png_bytep>(image.deep_HWC.data()) : image.values_HWC.data();
   std::vector<png_bytep> rows(image.height);
-  for (int y = 0; y < image.height; ++y) rows[y] = image.values_HWC.data() + y * row_bytes;
+  for (int y = 0; y < image.height; ++y) rows[y] = values + y * row_bytes;
   if (!ReadRows(reader.png, rows.data())) return DamagedImage(absl::StrCat("damaged PNG: ", input.error));
   return image;
 }

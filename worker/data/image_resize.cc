@@ -1,51 +1,14 @@
 #include <algorithm>
-#include <cmath>
 #include <vector>
 
 #include "worker/data/image_pixels.h"
+#include "worker/data/image_taps.h"
 #include "worker/data/wide.h"
 
 namespace hierad {
 namespace {
 
 constexpr int kBits = 22;   // of the weights: with 8 of the values and one for overshoot, 31 hold a sum
-
-double Cubic(double x) {   // Keys' kernel, a = -0.5
-  x = std::abs(x);
-  if (x < 1) return (1.5 * x - 2.5) * x * x + 1;
-  if (x < 2) return ((-0.5 * x + 2.5) * x - 4) * x + 2;
-  return 0;
-}
-
-// For each output position: first input position and the weights from there on, which sum to one.
-struct Taps {
-  std::vector<int> first, count;
-  std::vector<int32_t> weights;   // [out, width]
-  int width = 0;
-};
-
-// Outputs over [begin, begin + size) of an axis of `in` positions; nothing outside of it is read.
-Taps TapsFor(int in, double begin, double size, int out) {
-  const double scale = size / out, filter = std::max(1.0, scale), support = 2 * filter;
-  const int least = std::clamp(static_cast<int>(std::floor(begin)), 0, in - 1), most = std::clamp(static_cast<int>(std::ceil(begin + size)), least + 1, in);
-  Taps taps;
-  taps.width = static_cast<int>(std::ceil(support)) * 2 + 1;
-  taps.first.resize(out);
-  taps.count.resize(out);
-  taps.weights.resize(static_cast<size_t>(out) * taps.width, 0);
-  std::vector<double> weights(taps.width);
-  for (int o = 0; o < out; ++o) {
-    const double center = begin + (o + 0.5) * scale;
-    const int first = std::clamp(static_cast<int>(std::floor(center - support + 0.5)), least, most - 1);
-    const int last = std::clamp(static_cast<int>(std::floor(center + support + 0.5)), first + 1, std::min(most, first + taps.width));
-    double sum = 0;
-    for (int i = first; i < last; ++i) sum += weights[i - first] = Cubic((i - center + 0.5) / filter);
-    taps.first[o] = first;
-    taps.count[o] = last - first;
-    for (int i = 0; i < last - first; ++i) taps.weights[size_t(o) * taps.width + i] = static_cast<int32_t>(std::lround(weights[i] / (sum == 0 ? 1 : sum) * (1 << kBits)));
-  }
-  return taps;
-}
 
 uint8_t Rounded(int32_t sum) { return static_cast<uint8_t>(std::clamp(sum >> kBits, 0, 255)); }
 
@@ -56,7 +19,7 @@ HIERAD_WIDE
 void ResizeRow(const Four* in, const Taps& taps, int out_width, int channels, uint8_t* out) {
   const Four half = {1 << (kBits - 1), 1 << (kBits - 1), 1 << (kBits - 1), 1 << (kBits - 1)};
   for (int x = 0; x < out_width; ++x) {
-    const int32_t* weights = taps.weights.data() + size_t(x) * taps.width;
+    const int32_t* weights = taps.weights_of(x);
     const Four* pixel = in + taps.first[x];
     Four sum = half;
     for (int i = 0; i < taps.count[x]; ++i) sum += pixel[i] * weights[i];
@@ -69,7 +32,7 @@ void ResizeRowOfMany(const uint8_t* in, const Taps& taps, int out_width, int cha
   for (int x = 0; x < out_width; ++x)
     for (int c = 0; c < channels; ++c) {
       int32_t sum = 1 << (kBits - 1);
-      for (int i = 0; i < taps.count[x]; ++i) sum += taps.weights[size_t(x) * taps.width + i] * in[(taps.first[x] + i) * channels + c];
+      for (int i = 0; i < taps.count[x]; ++i) sum += taps.weights_of(x)[i] * in[(taps.first[x] + i) * channels + c];
       out[x * channels + c] = Rounded(sum);
     }
 }
@@ -100,9 +63,17 @@ void RoundRow(const int32_t* sum, int64_t size, uint8_t* out) {
 
 void ResizeBox(const Pixels& image, const Box& box, int out_height, int out_width, uint8_t* out_HWC) {
   const int channels = image.channels;
-  const Taps across = TapsFor(image.width, box.left, box.width, out_width), down = TapsFor(image.height, box.top, box.height, out_height);
+  if (!image.chroma.empty()) {
+    const int64_t plane = int64_t{out_height} * out_width;
+    std::vector<uint8_t> planes(3 * plane);
+    ResizePlanes(image, box, out_height, out_width, planes.data());
+    for (int64_t i = 0; i < plane; ++i)
+      for (int c = 0; c < 3; ++c) out_HWC[i * 3 + c] = planes[c * plane + i];
+    return;
+  }
+  const Taps across = TapsFor(image.width, box.left, box.width, out_width, kBits), down = TapsFor(image.height, box.top, box.height, out_height, kBits);
   const int64_t row_size = int64_t{out_width} * channels;
-  const int top = down.first.front(), bottom = down.first.back() + down.count.back();
+  const int top = down.begin(), bottom = down.end();
   std::vector<uint8_t> rows((bottom - top) * row_size);
   std::vector<Four> wide(channels <= 4 ? image.width : 0);
   for (int y = top; y < bottom; ++y) {
@@ -112,7 +83,7 @@ void ResizeBox(const Pixels& image, const Box& box, int out_height, int out_widt
       ResizeRowOfMany(in, across, out_width, channels, out);
       continue;
     }
-    const int first = across.first.front(), last = across.first.back() + across.count.back();
+    const int first = across.begin(), last = across.end();
     Widen(in + size_t(first) * channels, last - first, channels, wide.data() + first);
     ResizeRow(wide.data(), across, out_width, channels, out);
   }
@@ -120,7 +91,7 @@ void ResizeBox(const Pixels& image, const Box& box, int out_height, int out_widt
   for (int y = 0; y < out_height; ++y) {
     std::fill(sums.begin(), sums.end(), 1 << (kBits - 1));
     for (int i = 0; i < down.count[y]; ++i)
-      AddRow(rows.data() + (down.first[y] + i - top) * row_size, down.weights[size_t(y) * down.width + i], row_size, sums.data());
+      AddRow(rows.data() + (down.first[y] + i - top) * row_size, down.weights_of(y)[i], row_size, sums.data());
     RoundRow(sums.data(), row_size, out_HWC + y * row_size);
   }
 }

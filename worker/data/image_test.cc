@@ -3,7 +3,9 @@
 #include <jpeglib.h>
 #include <png.h>
 
+#include <chrono>
 #include <cmath>
+#include <random>
 
 #include "base/status.h"
 #include "gmock/gmock.h"
@@ -11,6 +13,7 @@
 #include "worker/data/dataset.h"
 #include "worker/data/image_dataset.h"
 #include "worker/data/image_pixels.h"
+#include "worker/data/image_taps.h"
 #include "worker/data/test_files.h"
 
 namespace hierad {
@@ -113,6 +116,52 @@ TEST(DecodeImage, RefusesAHugeCanvasBeforeAllocating) {
   EXPECT_FALSE(DecodeImage(file).ok());
 }
 
+// The widest instructions that the machine has against plain sums of the same weights: the same bytes.
+TEST(ResizePlanes, EqualsPlainSums) {
+  const auto seed = static_cast<uint32_t>(std::chrono::steady_clock::now().time_since_epoch().count());
+  SCOPED_TRACE(seed);
+  std::mt19937 random(seed);
+  const auto draw = [&](int least, int most) { return std::uniform_int_distribution<int>(least, most)(random); };
+  for (int turn = 0; turn < 40; ++turn) {
+    Pixels image{draw(1, 90), draw(1, 90), 3, {}};
+    for (int i = 0; i < image.height * image.width; ++i) image.values_HWC.push_back(static_cast<uint8_t>(draw(0, 3) ? draw(0, 255) : draw(0, 1) * 255));
+    Box box{draw(0, image.height - 1) * 0.5, draw(0, image.width - 1) * 0.5, 0, 0};
+    box.height = image.height - box.top - 0.25 * draw(0, 1), box.width = image.width - box.left;
+    for (int c = 0; c < 2; ++c) image.chroma.push_back({1, 1, {128}, {0, 0, 1, 1}});   // no colour
+    const int oh = draw(1, 80), ow = draw(1, 80);
+    std::vector<uint8_t> out(3 * oh * ow), shorter, expected;
+    ResizePlanes(image, box, oh, ow, out.data());
+    const auto byte = [](int32_t sum) { return static_cast<uint8_t>(std::clamp((sum + (1 << 13)) >> 14, 0, 255)); };
+    const Taps down = TapsFor(image.height, box.top, box.height, oh, 14), across = TapsFor(image.width, box.left, box.width, ow, 14);
+    for (int y = 0; y < oh; ++y)
+      for (int x = 0; x < image.width; ++x) {
+        int32_t sum = 0;
+        for (int k = 0; k < down.count[y]; ++k) sum += down.weights_of(y)[k] * image.values_HWC[(down.first[y] + k) * image.width + x];
+        shorter.push_back(byte(sum));
+      }
+    for (int y = 0; y < oh; ++y)
+      for (int x = 0; x < ow; ++x) {
+        int32_t sum = 0;
+        for (int k = 0; k < across.count[x]; ++k) sum += across.weights_of(x)[k] * shorter[y * image.width + across.first[x] + k];
+        expected.push_back(byte(sum));
+      }
+    for (int c = 0; c < 3; ++c) EXPECT_EQ(std::vector<uint8_t>(out.begin() + c * oh * ow, out.begin() + (c + 1) * oh * ow), expected) << turn;
+  }
+}
+
+TEST(ResizePlanes, ColoursAreJfifs) {
+  for (int y = 0; y < 256; y += 15)
+    for (int cb = 0; cb < 256; cb += 15)
+      for (int cr = 0; cr < 256; cr += 15) {
+        Pixels image{1, 1, 3, {static_cast<uint8_t>(y)}};
+        for (const int value : {cb, cr}) image.chroma.push_back({1, 1, {static_cast<uint8_t>(value)}, {0, 0, 1, 1}});
+        uint8_t rgb[3];
+        ResizePlanes(image, {0, 0, 1, 1}, 1, 1, rgb);
+        const double expected[] = {y + 1.402 * (cr - 128), y - 0.344136 * (cb - 128) - 0.714136 * (cr - 128), y + 1.772 * (cb - 128)};
+        for (int c = 0; c < 3; ++c) ASSERT_NEAR(rgb[c], std::clamp(expected[c], 0.0, 255.0), 0.51) << y << " " << cb << " " << cr;
+      }
+}
+
 TEST(RandomRegion, CoversTheAskedScalesAndRatiosAndDependsOnTheVisitAlone) {
   v1::DataSpec data;
   data.add_crop_scale(0.2), data.add_crop_scale(1);
@@ -206,7 +255,7 @@ TEST(ImageFolder, GrayToThreeRgbToOneAndNormalisation) {
   const auto eight = OpenDataset(Images(), folder.Path(""), InputGeometry(8, {1, 1}), nullptr);
   ASSERT_TRUE(eight.ok());
   EXPECT_THAT(std::string((*eight)->Read({1, 1, 0, 0, false}, other).message()), HasSubstr("2.png (sample 1): 3 channels, model.in_chans is 8"));
-  EXPECT_NEAR(gray, ((0.299 * 100 + 0.587 * 150 + 0.114 * 200) / 255 - 0.5) / 0.5, 1e-5);
+  EXPECT_NEAR(gray, (141 / 255.0 - 0.5) / 0.5, 1e-5);   // of 140.75, as Pillow's convert("L")
 }
 
 TEST(ImageFolder, FlipMirrorsHalfOfTheVisits) {

@@ -70,6 +70,12 @@ class TiffReader {
     TIFFOpenOptionsFree(options);
   }
 
+  int bits() const {
+    uint16_t bits = 0;
+    if (tiff_) TIFFGetFieldDefaulted(tiff_.get(), TIFFTAG_BITSPERSAMPLE, &bits);
+    return bits;
+  }
+
   absl::StatusOr<Pixels> Decode(const DecodeOptions& options, int* orientation) {
     if (!tiff_) return Problem();
     RETURN_IF_ERROR(ReadLayout(options));
@@ -77,10 +83,14 @@ class TiffReader {
     TIFFGetFieldDefaulted(tiff_.get(), TIFFTAG_ORIENTATION, &turned);
     *orientation = turned;
     Pixels image{static_cast<int>(layout_.height), static_cast<int>(layout_.width), layout_.channels, {}};
-    image.values_HWC.resize(int64_t{image.height} * image.width * image.channels);
+    const int64_t values = int64_t{image.height} * image.width * image.channels;
+    if (options.deep && layout_.bits == 16) image.deep_HWC.resize(values);
+    else image.values_HWC.resize(values);
     RETURN_IF_ERROR(TIFFIsTiled(tiff_.get()) ? ReadTiles(options, &image) : ReadStrips(&image));
-    if (layout_.photometric == PHOTOMETRIC_MINISWHITE)
+    if (layout_.photometric == PHOTOMETRIC_MINISWHITE) {
       for (uint8_t& value : image.values_HWC) value = static_cast<uint8_t>(255 - value);
+      for (uint16_t& value : image.deep_HWC) value = static_cast<uint16_t>(65535 - value);
+    }
     if (layout_.photometric == PHOTOMETRIC_PALETTE) return Coloured(image);
     if (options.channels != image.channels && layout_.extra > 0 && layout_.extra < layout_.channels) DropChannels(layout_.channels - layout_.extra, &image);
     return image;
@@ -111,15 +121,16 @@ class TiffReader {
     return absl::OkStatus();
   }
 
-  // `count` stored values at `in` to every `step`-th byte of `out`; 16 bits are rounded to 8.
-  void Store(const uint8_t* in, int64_t count, int step, uint8_t* out) const {
+  // `count` stored values at `in` to every `step`-th of `out`; 16 bits are rounded to 8 where 8 are kept.
+  template <typename V>
+  void Store(const uint8_t* in, int64_t count, int step, V* out) const {
     for (int64_t i = 0; i < count; ++i) {
       if (layout_.bits == 8) {
         out[i * step] = in[i];
       } else {
         uint16_t value;
         std::memcpy(&value, in + 2 * i, 2);
-        out[i * step] = static_cast<uint8_t>((value * 255 + 32767) / 65535);
+        out[i * step] = static_cast<V>(sizeof(V) == 2 ? value : (value * 255 + 32767) / 65535);
       }
     }
   }
@@ -128,8 +139,10 @@ class TiffReader {
   void Place(const uint8_t* in, int64_t row_bytes, int plane, int64_t top, int64_t left, int64_t height, int64_t width, Pixels* image) const {
     const int channels = image->channels, stored = layout_.stored_channels();
     for (int64_t y = 0; y < height; ++y) {
-      uint8_t* out = image->values_HWC.data() + ((top + y) * image->width + left) * channels + plane;
-      Store(in + y * row_bytes, width * stored, stored == channels ? 1 : channels, out);
+      const int64_t at = ((top + y) * image->width + left) * channels + plane;
+      const int step = stored == channels ? 1 : channels;
+      if (image->deep_HWC.empty()) Store(in + y * row_bytes, width * stored, step, image->values_HWC.data() + at);
+      else Store(in + y * row_bytes, width * stored, step, image->deep_HWC.data() + at);
     }
   }
 
@@ -177,11 +190,15 @@ class TiffReader {
   }
 
   static void DropChannels(int kept, Pixels* image) {
-    const size_t pixels = image->values_HWC.size() / image->channels;
-    for (size_t i = 0; i < pixels; ++i)
-      for (int c = 0; c < kept; ++c) image->values_HWC[i * kept + c] = image->values_HWC[i * image->channels + c];
+    const auto drop = [&](auto* values_HWC) {
+      const size_t pixels = values_HWC->size() / image->channels;
+      for (size_t i = 0; i < pixels; ++i)
+        for (int c = 0; c < kept; ++c) (*values_HWC)[i * kept + c] = (*values_HWC)[i * image->channels + c];
+      values_HWC->resize(pixels * kept);
+    };
+    drop(&image->values_HWC);
+    drop(&image->deep_HWC);
     image->channels = kept;
-    image->values_HWC.resize(pixels * kept);
   }
 
   Memory memory_;
@@ -190,6 +207,8 @@ class TiffReader {
 };
 
 }  // namespace
+
+int TiffBits(std::string_view file) { return TiffReader(file).bits(); }
 
 absl::StatusOr<Pixels> DecodeTiff(std::string_view file, const DecodeOptions& options, int* orientation) {
   return TiffReader(file).Decode(options, orientation);

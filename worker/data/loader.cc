@@ -31,7 +31,7 @@ constexpr int64_t kLargeBatchBytes = int64_t{512} << 20;   // of these one, not 
 
 // Memory of one micro-batch and the state of its reading.
 struct Slot {
-  float* x_BCS = nullptr;
+  std::byte* x_BCS = nullptr;
   std::vector<int64_t> labels_B;
   std::vector<uint64_t> ids_B;
   std::vector<uint8_t> failed_B;
@@ -60,8 +60,8 @@ class ThreadedLoader : public Loader {
       end_ = length_.total_steps * accumulation_;
     }
     requested_ = reading_ = next_;
-    sample_size_ = options_.spec.model().in_chans();
-    for (int axis : options_.spec.model().input_size()) sample_size_ *= axis;
+    row_bytes_ = options_.spec.model().in_chans() * SizeOf(dataset_->row_format().type);
+    for (int axis : options_.spec.model().input_size()) row_bytes_ *= axis;
   }
 
   ~ThreadedLoader() override {
@@ -75,11 +75,11 @@ class ThreadedLoader : public Loader {
   }
 
   absl::Status Start() {
-    const int64_t bytes = batch_ * sample_size_ * static_cast<int64_t>(sizeof(float));
+    const int64_t bytes = batch_ * row_bytes_;
     ahead_ = bytes > kLargeBatchBytes ? 1 : 2;
     slots_.resize(accumulation_ + 1 + ahead_);
     for (Slot& slot : slots_) {
-      slot.x_BCS = static_cast<float*>(Allocate(bytes));
+      slot.x_BCS = static_cast<std::byte*>(Allocate(bytes));
       if (!slot.x_BCS) return ErrorOf(v1::REASON_HOST_OOM, absl::StrCat("no host memory for ", slots_.size(), " input batches of ", bytes, " bytes; lower step.batch_per_rank"));
       slot.labels_B.resize(batch_);
       slot.ids_B.resize(batch_);
@@ -118,10 +118,6 @@ class ThreadedLoader : public Loader {
     const std::lock_guard<std::mutex> lock(mutex_);
     return wait_s_;
   }
-  int64_t skipped_samples() const override {
-    const std::lock_guard<std::mutex> lock(mutex_);
-    return unreadable_.size();
-  }
   v1::DataCounters counters() const override {
     v1::DataCounters counters;
     counters.set_bytes(dataset_->bytes_read());
@@ -130,6 +126,7 @@ class ThreadedLoader : public Loader {
     counters.set_samples(rows_read_);
     counters.set_threads(active_);
     counters.set_slowest_s(slowest_s_);
+    counters.set_skipped_samples(static_cast<int64_t>(unreadable_.size()));
     if (rows_read_ > 0) counters.set_slowest(dataset_->SampleName(slowest_));
     return counters;
   }
@@ -255,7 +252,7 @@ class ThreadedLoader : public Loader {
 
   absl::Status ReadRow(Slot* slot, int row, const Visit& visit) const {
     try {
-      return dataset_->Read(visit, slot->x_BCS + row * sample_size_);
+      return dataset_->ReadRow(visit, slot->x_BCS + row * row_bytes_);
     } catch (const std::bad_alloc&) {
       return ErrorOf(v1::REASON_HOST_OOM, absl::StrCat("no host memory to read ", dataset_->SampleName(visit.sample)));
     }
@@ -277,14 +274,14 @@ class ThreadedLoader : public Loader {
     }
   }
 
-  void Clear(Slot* slot, int row) const { std::fill_n(slot->x_BCS + row * sample_size_, sample_size_, 0.0f); }
+  void Clear(Slot* slot, int row) const { std::memset(slot->x_BCS + row * row_bytes_, 0, row_bytes_); }
 
   // Real rows to the front in their order, zeros behind them. Only this thread touches the slot now.
   void CloseUp(Slot* slot) const {
     int real = 0;
     for (int row = 0; row < slot->scheduled; ++row) {
       if (slot->failed_B[row]) continue;
-      if (real != row) std::copy_n(slot->x_BCS + row * sample_size_, sample_size_, slot->x_BCS + real * sample_size_);
+      if (real != row) std::memcpy(slot->x_BCS + real * row_bytes_, slot->x_BCS + row * row_bytes_, row_bytes_);
       slot->ids_B[real] = slot->visits_B[row];
       slot->labels_B[real] = dataset_->label(slot->visits_B[row] % dataset_->count());
       ++real;
@@ -301,7 +298,7 @@ class ThreadedLoader : public Loader {
   const int64_t batch_;
   const int64_t accumulation_;
   const bool skip_;
-  int64_t sample_size_ = 0, end_ = 0, ahead_ = 2;
+  int64_t row_bytes_ = 0, end_ = 0, ahead_ = 2;
   std::vector<Slot> slots_;   // micro-batch m lives in slots_[m % size]
 
   mutable std::mutex mutex_;

@@ -31,9 +31,10 @@ struct RunLength {
 // Position `i` of the shuffled order of an epoch (Fisher-Yates over Philox draws; `visits` entries).
 std::vector<uint64_t> EpochOrder(uint64_t seed, uint32_t epoch, int64_t visits);
 
-// One rank's share of one micro-step, in host memory (pinned where there is a GPU). Rows at and beyond `real` are zeros.
+// One rank's share of one micro-step, in host memory (pinned where there is a GPU), in the rows of its data set
+// (Dataset::row_format). Those at and beyond `real` are zero bytes.
 struct MicroBatch {
-  const float* x_BCS = nullptr;          // [batch_per_rank, in_chans, input_size...]
+  const void* x_BCS = nullptr;           // [batch_per_rank, in_chans, input_size...]
   const int64_t* labels_B = nullptr;     // -1: none
   const uint64_t* visit_ids_B = nullptr; // keys of mask, drop path and dropout draws
   int32_t real = 0;
@@ -65,7 +66,6 @@ class Loader {
   virtual absl::StatusOr<MicroBatch> Next() = 0;
   virtual double data_wait_s() const = 0;          // total time that Next() waited
   virtual v1::DataCounters counters() const = 0;
-  virtual int64_t skipped_samples() const = 0;     // distinct ones, of this rank, with data.on_error: skip
   virtual std::string WaitingIn() const = 0;       // sample being read while Next() waits, else empty
 };
 

@@ -32,7 +32,8 @@ class CountingDataset : public Dataset {
   int64_t label(uint64_t sample) const override { return sample % 10; }
   std::string SampleName(uint64_t sample) const override { return absl::StrCat("file ", sample); }
   std::string Describe() const override { return ""; }
-  absl::Status Read(const Visit& visit, float* x) const override {
+  absl::Status ReadRow(const Visit& visit, void* row) const override {
+    auto* const x = static_cast<float*>(row);
     {
       std::unique_lock<std::mutex> lock(mutex);
       ++reads;
@@ -96,7 +97,7 @@ std::vector<std::vector<Row>> RunAll(std::shared_ptr<const Dataset> dataset, con
         const auto got = loader->Next();
         EXPECT_TRUE(got.ok()) << got.status();
         for (int b = 0; b < batch; ++b) {
-          const float* x = got->x_BCS + b * 3;
+          const float* x = static_cast<const float*>(got->x_BCS) + b * 3;
           if (b < got->real) {
             steps.back().push_back({x[0], x[1], x[2]});
             EXPECT_EQ(got->visit_ids_B[b], uint64_t(x[1]));
@@ -238,7 +239,7 @@ TEST(Loader, SkipCountsDistinctSamplesAndEndsBeyondTheLimit) {
   options.threads = 2;
   auto three = *MakeLoader(std::make_shared<CountingDataset>(16, std::set<uint64_t>{3, 7, 11}), options);
   for (int i = 0; i < 10; ++i) EXPECT_TRUE(three->Next().ok());
-  EXPECT_EQ(three->skipped_samples(), 3);
+  EXPECT_EQ(three->counters().skipped_samples(), 3);
   auto four = *MakeLoader(std::make_shared<CountingDataset>(16, std::set<uint64_t>{3, 7, 11, 12}), options);
   absl::Status status;
   for (int i = 0; i < 10 && status.ok(); ++i) status = four->Next().status();
@@ -256,7 +257,7 @@ TEST(Loader, AWholeStepsBatchesStayValid) {
   for (int64_t i = 0; i < 64; ++i) {
     held.push_back(*loader->Next());
     for (int64_t j = std::max<int64_t>(0, i - 4); j <= i; ++j) {   // this one, and each for 4 further calls
-      EXPECT_EQ(held[j].x_BCS[0], order[j]);
+      EXPECT_EQ(static_cast<const float*>(held[j].x_BCS)[0], order[j]);
       EXPECT_EQ(held[j].visit_ids_B[0], order[j]);
     }
   }
@@ -318,7 +319,7 @@ TEST(Loader, OnePassGivesEverySampleOnceInOrderAndEqualBatchesPerRank) {
       for (auto& loader : loaders) {
         const auto got = loader->Next();
         ASSERT_TRUE(got.ok()) << got.status();
-        for (int b = 0; b < got->real; ++b) samples.push_back(got->x_BCS[b * 3]);
+        for (int b = 0; b < got->real; ++b) samples.push_back(static_cast<const float*>(got->x_BCS)[b * 3]);
       }
     EXPECT_THAT(samples, ElementsAre(0, 1, 2, 3, 4, 5, 6, 7, 8));
     for (auto& loader : loaders) EXPECT_TRUE(absl::IsOutOfRange(loader->Next().status()));
@@ -333,11 +334,55 @@ TEST(Loader, MemoryIsGivenFromOutsideAndGivenBack) {
   options.release = [&](void* memory) { live.erase(memory), std::free(memory); };
   auto loader = *MakeLoader(std::make_shared<CountingDataset>(9), options);
   EXPECT_EQ(live.size(), 4u);
-  EXPECT_TRUE(live.contains(const_cast<float*>(loader->Next()->x_BCS)));
+  EXPECT_TRUE(live.contains(const_cast<void*>(loader->Next()->x_BCS)));
   loader.reset();
   EXPECT_TRUE(live.empty());
   options.allocate = [](size_t) -> void* { return nullptr; };
   EXPECT_EQ(ReasonOf(MakeLoader(std::make_shared<CountingDataset>(9), options).status()), v1::REASON_HOST_OOM);
+}
+
+// Bytes, not numbers: rows of the data set's own type, closed up where a sample is left out.
+TEST(Loader, RowsKeepTheirType) {
+  class ByteDataset : public Dataset {
+   public:
+    ByteDataset() {
+      format_.type = DType::kU8;
+      format_.rules.samples = format_.rules.points = 3;
+    }
+    int64_t count() const override { return 7; }
+    int64_t num_classes() const override { return 0; }
+    std::string class_name(int64_t) const override { return ""; }
+    int64_t label(uint64_t) const override { return -1; }
+    std::string SampleName(uint64_t sample) const override { return absl::StrCat("file ", sample); }
+    std::string Describe() const override { return ""; }
+    const RowFormat& row_format() const override { return format_; }
+    absl::Status ReadRow(const Visit& visit, void* row) const override {
+      if (visit.sample == 1) return ErrorOf(v1::REASON_DATA_ERROR, "damaged");
+      std::fill_n(static_cast<uint8_t*>(row), 3, uint8_t(100 + visit.sample));
+      return absl::OkStatus();
+    }
+
+   private:
+    RowFormat format_;
+  };
+  std::set<size_t> sizes;
+  Loader::Options options;
+  options.spec = Spec(1, 4, 1, 1);
+  options.spec.mutable_data()->set_on_error("skip");
+  options.one_pass = true;
+  options.allocate = [&](size_t bytes) { return sizes.insert(bytes), std::malloc(bytes); };
+  options.release = [](void* memory) { std::free(memory); };
+  auto loader = *MakeLoader(std::make_shared<ByteDataset>(), options);
+  std::vector<int> bytes;
+  for (int real : {3, 3}) {
+    const auto got = loader->Next();
+    ASSERT_TRUE(got.ok()) << got.status();
+    EXPECT_EQ(got->real, real);
+    const auto* row = static_cast<const uint8_t*>(got->x_BCS);
+    bytes.insert(bytes.end(), row, row + 12);
+  }
+  EXPECT_THAT(bytes, ElementsAre(100, 100, 100, 102, 102, 102, 103, 103, 103, 0, 0, 0, 104, 104, 104, 105, 105, 105, 106, 106, 106, 0, 0, 0));
+  EXPECT_THAT(sizes, ElementsAre(12));
 }
 
 // A step far longer than its batch takes one reader; one that only reads takes all. The slowest sample is named.

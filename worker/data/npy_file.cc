@@ -44,8 +44,8 @@ Word Load(const uint8_t* bytes, bool swap) {
 }
 
 // `count` elements, `stride` bytes apart. Neighbours have a loop of their own, which the compiler makes wide.
-template <int kBytes, typename Convert>
-void ConvertRun(const uint8_t* bytes, int64_t stride, int64_t count, float* out, Convert convert) {
+template <int kBytes, typename Out, typename Convert>
+void ConvertRun(const uint8_t* bytes, int64_t stride, int64_t count, Out* out, Convert convert) {
   if (stride == kBytes) {
     for (int64_t i = 0; i < count; ++i) out[i] = convert(bytes + i * kBytes);
   } else {
@@ -53,19 +53,30 @@ void ConvertRun(const uint8_t* bytes, int64_t stride, int64_t count, float* out,
   }
 }
 
-void ConvertElements(const NpyHeader& header, const uint8_t* bytes, int64_t stride, int64_t count, float* out) {
+// Of the types that Out holds all values of, all to float.
+template <typename Out>
+void ConvertElements(const NpyHeader& header, const uint8_t* bytes, int64_t stride, int64_t count, Out* out) {
   const bool swap = header.swap;
   switch (header.type) {
-    case NpyType::kBool: return ConvertRun<1>(bytes, stride, count, out, [](const uint8_t* p) { return *p ? 1.0f : 0.0f; });
-    case NpyType::kU8: return ConvertRun<1>(bytes, stride, count, out, [](const uint8_t* p) { return float(*p); });
-    case NpyType::kI8: return ConvertRun<1>(bytes, stride, count, out, [](const uint8_t* p) { return float(int8_t(*p)); });
-    case NpyType::kI16: return ConvertRun<2>(bytes, stride, count, out, [swap](const uint8_t* p) { return float(int16_t(Load<uint16_t>(p, swap))); });
-    case NpyType::kI32: return ConvertRun<4>(bytes, stride, count, out, [swap](const uint8_t* p) { return float(int32_t(Load<uint32_t>(p, swap))); });
-    case NpyType::kI64: return ConvertRun<8>(bytes, stride, count, out, [swap](const uint8_t* p) { return float(int64_t(Load<uint64_t>(p, swap))); });
-    case NpyType::kF16: return ConvertRun<2>(bytes, stride, count, out, [swap](const uint8_t* p) { return HalfToFloat(Load<uint16_t>(p, swap)); });
-    case NpyType::kF32: return ConvertRun<4>(bytes, stride, count, out, [swap](const uint8_t* p) { return std::bit_cast<float>(Load<uint32_t>(p, swap)); });
-    case NpyType::kF64: return ConvertRun<8>(bytes, stride, count, out, [swap](const uint8_t* p) { return float(std::bit_cast<double>(Load<uint64_t>(p, swap))); });
+    case NpyType::kBool: return ConvertRun<1>(bytes, stride, count, out, [](const uint8_t* p) { return Out(*p ? 1 : 0); });
+    case NpyType::kU8: return ConvertRun<1>(bytes, stride, count, out, [](const uint8_t* p) { return Out(*p); });
+    case NpyType::kI8: return ConvertRun<1>(bytes, stride, count, out, [](const uint8_t* p) { return Out(int8_t(*p)); });
+    case NpyType::kI16: return ConvertRun<2>(bytes, stride, count, out, [swap](const uint8_t* p) { return Out(int16_t(Load<uint16_t>(p, swap))); });
+    case NpyType::kI32: return ConvertRun<4>(bytes, stride, count, out, [swap](const uint8_t* p) { return Out(int32_t(Load<uint32_t>(p, swap))); });
+    case NpyType::kI64: return ConvertRun<8>(bytes, stride, count, out, [swap](const uint8_t* p) { return Out(int64_t(Load<uint64_t>(p, swap))); });
+    case NpyType::kF16: return ConvertRun<2>(bytes, stride, count, out, [swap](const uint8_t* p) { return Out(HalfToFloat(Load<uint16_t>(p, swap))); });
+    case NpyType::kF32: return ConvertRun<4>(bytes, stride, count, out, [swap](const uint8_t* p) { return Out(std::bit_cast<float>(Load<uint32_t>(p, swap))); });
+    case NpyType::kF64: return ConvertRun<8>(bytes, stride, count, out, [swap](const uint8_t* p) { return Out(std::bit_cast<double>(Load<uint64_t>(p, swap))); });
   }
+}
+
+// To a row's type.
+void ConvertElements(const NpyHeader& header, const uint8_t* bytes, int64_t stride, int64_t count, DType type, void* out) {
+  if (type == DType::kU8) return ConvertElements(header, bytes, stride, count, static_cast<uint8_t*>(out));
+  if (type == DType::kI16) return ConvertElements(header, bytes, stride, count, static_cast<int16_t*>(out));
+  if (type == DType::kF32) return ConvertElements(header, bytes, stride, count, static_cast<float*>(out));
+  const bool swap = header.swap;   // half precision comes from itself alone: its bits
+  ConvertRun<2>(bytes, stride, count, static_cast<uint16_t*>(out), [swap](const uint8_t* p) { return Load<uint16_t>(p, swap); });
 }
 
 }  // namespace
@@ -151,17 +162,49 @@ absl::Status NpyFile::ReadBytes(int64_t offset, int64_t size, void* out) const {
   return ReadDataFile(opened.get(), offset + start_, size, name_, out);
 }
 
-absl::Status NpyFile::ReadRow(int64_t index, float* out) const {
-  const int64_t rows = header_.shape[0], row = header_.elements / rows;
-  if (!header_.fortran) {
-    const int64_t bytes = row * header_.item_bytes, offset = header_.data_offset + index * bytes;
-    if (header_.type == NpyType::kF32 && !header_.swap) return ReadBytes(offset, bytes, out);
-    const std::unique_ptr<uint8_t[]> raw(new uint8_t[bytes]);   // a vector would be cleared first
-    RETURN_IF_ERROR(ReadBytes(offset, bytes, raw.get()));
-    ConvertElements(header_, raw.get(), header_.item_bytes, row, out);
+DType NpyFile::row_type() const {
+  switch (header_.type) {
+    case NpyType::kBool:
+    case NpyType::kU8: return DType::kU8;
+    case NpyType::kI8:
+    case NpyType::kI16: return DType::kI16;
+    case NpyType::kF16: return DType::kF16;
+    default: return DType::kF32;
+  }
+}
+
+absl::Status NpyFile::ReadRun(int64_t element, int64_t count, DType type, void* out) const {
+  const int64_t bytes = count * header_.item_bytes, offset = header_.data_offset + element * header_.item_bytes;
+  const bool as_it_is = !header_.swap && (type == DType::kF32 ? header_.type == NpyType::kF32 : type == DType::kF16 ? header_.type == NpyType::kF16
+                                          : type == DType::kI16 ? header_.type == NpyType::kI16 : header_.type == NpyType::kU8);
+  if (as_it_is) return ReadBytes(offset, bytes, out);
+  const std::unique_ptr<uint8_t[]> raw(new uint8_t[bytes]);   // a vector would be cleared first
+  RETURN_IF_ERROR(ReadBytes(offset, bytes, raw.get()));
+  ConvertElements(header_, raw.get(), header_.item_bytes, count, type, out);
+  return absl::OkStatus();
+}
+
+absl::Status NpyFile::ReadRow(int64_t index, int64_t channels, int64_t first, int64_t count, DType type, void* out) const {
+  const int64_t row = row_elements(), piece = row / channels, size = SizeOf(type);
+  auto* const to = static_cast<uint8_t*>(out);
+  if (header_.fortran) {
+    if (count == piece) {
+      GatherRow(index, type, to);
+      return absl::OkStatus();
+    }
+    const std::unique_ptr<uint8_t[]> whole(new uint8_t[row * size]);
+    GatherRow(index, type, whole.get());
+    for (int64_t c = 0; c < channels; ++c) std::memcpy(to + c * count * size, whole.get() + (c * piece + first) * size, count * size);
     return absl::OkStatus();
   }
-  // Element (index, i1, .., ik) lies at index + rows * (i1 + shape1 * (i2 + ..)); the innermost axis is one strided run.
+  if (count == piece) return ReadRun(index * row, row, type, to);
+  for (int64_t c = 0; c < channels; ++c) RETURN_IF_ERROR(ReadRun(index * row + c * piece + first, count, type, to + c * count * size));
+  return absl::OkStatus();
+}
+
+// Element (index, i1, .., ik) lies at index + rows * (i1 + shape1 * (i2 + ..)); the innermost axis is one strided run.
+void NpyFile::GatherRow(int64_t index, DType type, uint8_t* out) const {
+  const int64_t rows = header_.shape[0], row = row_elements();
   const uint8_t* data = (memory_.empty() ? mapping_ + start_ : reinterpret_cast<const uint8_t*>(memory_.data())) + header_.data_offset;
   const int axes = static_cast<int>(header_.shape.size());
   const int64_t inner = axes > 1 ? header_.shape.back() : 1;
@@ -173,13 +216,12 @@ absl::Status NpyFile::ReadRow(int64_t index, float* out) const {
       element += at[a] * stride;
       stride *= header_.shape[a];
     }
-    ConvertElements(header_, data + element * header_.item_bytes, inner_stride * header_.item_bytes, inner, out + done);
+    ConvertElements(header_, data + element * header_.item_bytes, inner_stride * header_.item_bytes, inner, type, out + done * SizeOf(type));
     for (int a = axes - 2; a >= 1; --a) {
       if (++at[a] < header_.shape[a]) break;
       at[a] = 0;
     }
   }
-  return absl::OkStatus();
 }
 
 absl::StatusOr<std::vector<int64_t>> NpyFile::ReadIntegers() const {

@@ -11,6 +11,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "base/fs.h"
+#include "base/plan/step_values.h"
 
 namespace hierad {
 
@@ -51,8 +52,12 @@ class NpyFile {
   const NpyHeader& header() const { return header_; }
   const std::string& name() const { return name_; }   // printable: "x.npz, array y"
   int64_t row_elements() const { return header_.elements / header_.shape[0]; }
-  // Row `index` of the first axis, its other axes in row-major order, as fp32.
-  absl::Status ReadRow(int64_t index, float* out) const;
+  // The narrowest of kU8, kI16, kF16 and kF32 that holds this array's values; what fp32 rounds is rounded to it.
+  DType row_type() const;
+  // Of row `index` of the first axis, its other axes in row-major order, cut into `channels` pieces: the values [first, first +
+  // count) of each piece, as `type`: row_type() or one that holds all its values.
+  absl::Status ReadRow(int64_t index, int64_t channels, int64_t first, int64_t count, DType type, void* out) const;
+  absl::Status ReadRow(int64_t index, float* out) const { return ReadRow(index, 1, 0, row_elements(), DType::kF32, out); }
   // The whole of an array of whole numbers; refuses other types.
   absl::StatusOr<std::vector<int64_t>> ReadIntegers() const;
 
@@ -61,6 +66,8 @@ class NpyFile {
   absl::Status OpenDescriptor(const std::string& path, int64_t* bytes);
   absl::Status Parse(int64_t bytes);                  // of the array, from start_ on
   absl::Status ReadBytes(int64_t offset, int64_t size, void* out) const;
+  absl::Status ReadRun(int64_t element, int64_t count, DType type, void* out) const;   // in C order
+  void GatherRow(int64_t index, DType type, uint8_t* out) const;                       // in Fortran order
 
   std::string path_, name_;
   NpyHeader header_;

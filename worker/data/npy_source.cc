@@ -29,7 +29,8 @@ struct Shard {
 class NpySource : public SignalSource {
  public:
   NpySource(std::vector<Shard> shards, std::vector<std::string> class_names, int64_t num_classes, int64_t channels, std::vector<int64_t> axes)
-      : shards_(std::move(shards)), class_names_(std::move(class_names)), num_classes_(num_classes), channels_(channels), axes_(std::move(axes)) {}
+      : shards_(std::move(shards)), class_names_(std::move(class_names)), num_classes_(num_classes), channels_(channels), axes_(std::move(axes)),
+        row_type_(RowTypeOf(shards_)) {}
   int64_t count() const override { return shards_.back().begin + shards_.back().file.header().shape[0]; }
   int64_t channels() const override { return channels_; }
   const std::vector<int64_t>& axes() const override { return axes_; }
@@ -44,6 +45,11 @@ class NpySource : public SignalSource {
   absl::Status Read(uint64_t sample, float* x_CT) const override {
     const Shard& shard = Of(sample);
     return shard.file.ReadRow(sample - shard.begin, x_CT);
+  }
+  DType row_type() const override { return row_type_; }
+  absl::Status ReadRow(uint64_t sample, int64_t first, int64_t count, void* row) const override {
+    const Shard& shard = Of(sample);
+    return shard.file.ReadRow(sample - shard.begin, channels_, first, count, row_type_, row);
   }
   std::string SampleName(uint64_t sample) const override {
     const Shard& shard = Of(sample);
@@ -66,6 +72,17 @@ class NpySource : public SignalSource {
   }
 
  private:
+  // Whole numbers of two widths share the wider one, other mixtures fp32.
+  static DType RowTypeOf(const std::vector<Shard>& shards) {
+    DType common = shards.front().file.row_type();
+    for (const Shard& shard : shards) {
+      const DType type = shard.file.row_type();
+      const auto whole = [](DType t) { return t == DType::kU8 || t == DType::kI16; };
+      if (type != common) common = whole(type) && whole(common) ? DType::kI16 : DType::kF32;
+    }
+    return common;
+  }
+
   const Shard& Of(uint64_t sample) const {
     const auto after = std::upper_bound(shards_.begin(), shards_.end(), static_cast<int64_t>(sample),
                                         [](int64_t s, const Shard& shard) { return s < shard.begin; });
@@ -76,6 +93,7 @@ class NpySource : public SignalSource {
   const std::vector<std::string> class_names_;
   const int64_t num_classes_, channels_;
   const std::vector<int64_t> axes_;
+  const DType row_type_;
 };
 
 absl::StatusOr<std::vector<int64_t>> LabelsOf(const NpyFile& file, int64_t count) {

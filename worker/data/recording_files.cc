@@ -4,10 +4,11 @@
 
 #include <algorithm>
 #include <cmath>
-#include <map>
+#include <fstream>
 #include <utility>
 
 #include "absl/strings/match.h"
+#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "base/fs.h"
 #include "base/limits.h"
@@ -40,6 +41,65 @@ absl::Status Walk(const std::string& root, const std::string& below, int depth, 
     }
     if (static_cast<int64_t>(found->size()) > limits::kRecordings) return ErrorOf(v1::REASON_USER_ERROR, absl::StrCat("data.path ", Printable(root), ": more than ", limits::kRecordings, " recordings"));
   }
+  return absl::OkStatus();
+}
+
+// What a file's first bytes tell: enough to find out which files belong together.
+struct Peek {
+  bool only_annotations = false;
+  std::string start;   // date and time, as written
+};
+
+Peek PeekAt(const std::string& path) {
+  constexpr size_t kHeader = 256, kLabel = 16, kSignals = 64;
+  constexpr size_t kStartAt = 168, kStartBytes = 16, kCountAt = 252, kCountBytes = 4;
+  Peek peek;
+  std::string bytes(kHeader + kSignals * kLabel, '\0');
+  std::ifstream file(path, std::ios::binary);
+  file.read(bytes.data(), static_cast<std::streamsize>(bytes.size()));
+  bytes.resize(static_cast<size_t>(file.gcount()));
+  if (bytes.size() < kHeader) return peek;   // says so when it is opened
+  peek.start = bytes.substr(kStartAt, kStartBytes);
+  size_t signals = 0;
+  if (!absl::SimpleAtoi(bytes.substr(kCountAt, kCountBytes), &signals) || signals < 1 || signals > kSignals || bytes.size() < kHeader + signals * kLabel) return peek;
+  peek.only_annotations = true;
+  for (size_t i = 0; i < signals; ++i) {
+    const std::string label = bytes.substr(kHeader + i * kLabel, kLabel);
+    peek.only_annotations = peek.only_annotations && (label == "EDF Annotations " || label == "BDF Annotations ");
+  }
+  return peek;
+}
+
+size_t CommonPrefix(const std::string& a, const std::string& b) {
+  return static_cast<size_t>(std::mismatch(a.begin(), a.end(), b.begin(), b.end()).first - a.begin());
+}
+
+// Takes the files that hold annotations only out of `relative` and gives them to their recordings.
+absl::Status Join(const std::string& root, std::vector<std::string>* relative, RecordingFiles* files) {
+  std::vector<std::string> alone;
+  std::map<std::string, std::vector<std::pair<std::string, std::string>>> recordings;   // by folder: name and start
+  std::map<std::string, std::string> starts;
+  for (const std::string& file : *relative) {
+    const Peek peek = PeekAt(JoinPath(root, file));
+    if (peek.only_annotations) alone.push_back(file), starts[file] = peek.start;
+    else recordings[FolderOf(absl::StrCat("/", file))].emplace_back(file, peek.start);
+  }
+  for (const std::string& file : alone) {
+    size_t longest = 0;
+    std::vector<std::string> best;
+    for (const auto& [recording, start] : recordings[FolderOf(absl::StrCat("/", file))]) {
+      const size_t common = start == starts[file] ? CommonPrefix(recording, file) : 0;
+      if (start != starts[file] || common < longest) continue;
+      if (common > longest) best.clear();
+      longest = common;
+      best.push_back(recording);
+    }
+    if (best.size() > 1)
+      return ErrorOf(v1::REASON_USER_ERROR, absl::StrCat("data.path: the annotations of ", Printable(JoinPath(root, file)), " fit ", Printable(best[0], 200), " and ", Printable(best[1], 200), ", which begin at the same time and are named alike; move each pair into a folder of its own"));
+    if (best.empty()) files->lone_annotations.push_back(JoinPath(root, file));
+    else files->annotations[JoinPath(root, best[0])].push_back(JoinPath(root, file));
+  }
+  std::erase_if(*relative, [&](const std::string& file) { return starts.contains(file); });
   return absl::OkStatus();
 }
 
@@ -80,6 +140,7 @@ absl::StatusOr<RecordingFiles> FindRecordings(const std::string& path, double he
   if (relative.empty())
     return ErrorOf(v1::REASON_DATA_ERROR, absl::StrCat("data.path ", Printable(path), ": 0 recordings (.edf, .bdf) among ", files.other_files, " files; at least 1 is needed"));
   std::sort(relative.begin(), relative.end());
+  RETURN_IF_ERROR(Join(path, &relative, &files));
   if (held_out > 0) {
     RETURN_IF_ERROR(Choose(path, held_out, by_folder, subset, &relative, &files));
   } else {

@@ -2,9 +2,11 @@
 
 #include <algorithm>
 #include <atomic>
-#include <bit>
 #include <cmath>
+#include <cstddef>
+#include <cstring>
 #include <functional>
+#include <limits>
 #include <numeric>
 #include <utility>
 
@@ -19,6 +21,16 @@ namespace hierad {
 namespace {
 
 constexpr uint32_t kInfinityBits = 0x7F800000u;
+constexpr uint16_t kHalfInfinityBits = 0x7C00u;
+
+// Magnitudes compare as their bits do.
+template <typename Bits>
+bool IsFinite(const Bits* x, int64_t size, Bits infinity) {
+  constexpr Bits kMagnitude = std::numeric_limits<Bits>::max() / 2;
+  Bits largest = 0;
+  for (int64_t i = 0; i < size; ++i) largest = std::max(largest, static_cast<Bits>(x[i] & kMagnitude));
+  return largest < infinity;
+}
 
 int64_t Product(const std::vector<int64_t>& axes) {
   return std::accumulate(axes.begin(), axes.end(), int64_t{1}, std::multiplies<>());
@@ -48,47 +60,26 @@ int64_t CropStart(const v1::DataSpec& data, const Visit& visit, int64_t points, 
   return (points - wanted) / 2;
 }
 
-// Later by `shift` points (earlier where negative); zeros move in.
-void Shift(float* x, int64_t points, int64_t shift) {
-  if (shift >= points || shift <= -points) {
-    std::fill_n(x, points, 0.0f);
-  } else if (shift > 0) {
-    std::copy_backward(x, x + points - shift, x + points);
-    std::fill_n(x, shift, 0.0f);
-  } else if (shift < 0) {
-    std::copy(x - shift, x + points, x);
-    std::fill_n(x + points + shift, -shift, 0.0f);
-  }
-}
-
-// Linear: drops a channel with the given probability, shifts all by one distance, scales all by one factor.
-void Augment(const v1::DataSpec& data, const Visit& visit, int64_t channels, int64_t points, float* x_CT) {
-  if (data.shift() > 0) {
-    const int64_t most = data.shift();
-    const RandomStream draws{visit.seed, Draw::kShift, visit.epoch, visit.id};
-    const int64_t shift = std::min(2 * most, static_cast<int64_t>(double{draws.Uniform(0)} * static_cast<double>(2 * most + 1))) - most;
-    for (int64_t c = 0; c < channels; ++c) Shift(x_CT + c * points, points, shift);
-  }
-  if (data.channel_drop() > 0) {
-    const RandomStream draws{visit.seed, Draw::kChannelDrop, visit.epoch, visit.id};
-    for (int64_t c = 0; c < channels; ++c)
-      if (double{draws.Uniform(c)} < data.channel_drop()) std::fill_n(x_CT + c * points, points, 0.0f);
-  }
-  if (data.amplitude_size() == 2) {
-    const RandomStream draws{visit.seed, Draw::kAmplitude, visit.epoch, visit.id};
-    const float factor = static_cast<float>(data.amplitude(0) + (data.amplitude(1) - data.amplitude(0)) * double{draws.Uniform(0)});
-    for (int64_t i = 0; i < channels * points; ++i) x_CT[i] *= factor;
-  }
-}
-
 thread_local int64_t read_here_ns = 0;   // of this thread's reads: what a whole read took less this is preparation
 
 class SignalDataset : public Dataset {
  public:
-  SignalDataset(std::unique_ptr<SignalSource> source, const v1::DataSpec& data, int64_t points_out)
+  SignalDataset(std::unique_ptr<SignalSource> source, const v1::DataSpec& data, const Geometry& geometry)
       : source_(std::move(source)), data_(data), pool_(std::max(1, data.mean_pool())), points_in_(Product(source_->axes())),
-        points_pooled_((points_in_ + pool_ - 1) / pool_), points_out_(points_out), points_kept_(std::min(points_pooled_, points_out)),
-        finite_(source_->always_finite()), scale_(data.has_scale() ? data.scale() : 1) {}
+        points_pooled_((points_in_ + pool_ - 1) / pool_), points_out_(Product(geometry.input_size)), points_kept_(std::min(points_pooled_, points_out_)),
+        finite_(source_->always_finite()), windowed_(data.normalize() == "window"),
+        on_host_(pool_ > 1 || windowed_ || (!finite_ && (data.missing() == "zero" || data.missing() == "hold"))),
+        looks_(!finite_ && data.on_error() == "skip") {
+    format_ = RowFormat::Plain(geometry);
+    if (!on_host_) format_.type = source_->row_type();
+    RowRules& rules = format_.rules;
+    if (data.pad() != "edge") rules.points = points_kept_;
+    if (data.has_clip() && !windowed_) rules.clip = static_cast<float>(data.clip());
+    rules.shift = data.shift();
+    rules.channel_drop = data.channel_drop();
+    if (data.amplitude_size() == 2) rules.amplitude_least = data.amplitude(0), rules.amplitude_most = data.amplitude(1);
+    if (data.has_scale() && data.normalize() != "channel" && !windowed_) std::fill(format_.scale.begin(), format_.scale.end(), static_cast<float>(1 / data.scale()));
+  }
 
   int64_t count() const override { return source_->count(); }
   int64_t num_classes() const override { return source_->num_classes(); }
@@ -96,6 +87,7 @@ class SignalDataset : public Dataset {
   int64_t label(uint64_t sample) const override { return source_->label(sample); }
   std::string SampleName(uint64_t sample) const override { return source_->SampleName(sample); }
   int64_t bytes_read() const override { return bytes_; }
+  const RowFormat& row_format() const override { return format_; }
   std::vector<std::pair<std::string, double>> stages() const override { return {{"read", double(read_ns_) / 1e9}, {"prepare", double(prepare_ns_) / 1e9}}; }
   std::string Describe() const override {
     return absl::StrCat(source_->Describe(), ": ", count(), " samples, ", source_->channels(), " channels of ",
@@ -103,41 +95,25 @@ class SignalDataset : public Dataset {
                         points_kept_ < points_pooled_ ? absl::StrCat(", cropped (", data_.crop(), ") from ", points_pooled_, " to ", points_kept_) : "",
                         ", normalize ", data_.normalize().empty() ? "none" : data_.normalize(),
                         points_out_ > points_pooled_ ? absl::StrCat(", padded (", data_.pad(), ") from ", points_pooled_, " to ", points_out_) : "",
-                        num_classes() ? absl::StrCat(", ", num_classes(), " classes") : "");
+                        ", rows ", RowTypeName(format_.type), num_classes() ? absl::StrCat(", ", num_classes(), " classes") : "");
   }
 
-  absl::Status Read(const Visit& visit, float* x_CS) const override {
+  absl::Status ReadRow(const Visit& visit, void* row) const override {
     const auto begin = Clock::System().Monotonic();
     const int64_t read_before = read_here_ns;
-    const absl::Status status = Prepare(visit, x_CS);
+    const absl::Status status = on_host_ ? PrepareOnHost(visit, static_cast<float*>(row)) : TakeStored(visit, static_cast<std::byte*>(row));
     prepare_ns_.fetch_add((Clock::System().Monotonic() - begin).count() - (read_here_ns - read_before), std::memory_order_relaxed);
     return status;
   }
 
-  absl::Status Prepare(const Visit& visit, float* x_CS) const {
-    const int64_t channels = source_->channels();
-    // Nothing changes its length: it is read into its place.
-    const bool in_place = pool_ == 1 && points_in_ == points_out_;
-    std::vector<float> pooled_CT;
-    if (in_place) {
-      RETURN_IF_ERROR(ReadRaw(visit.sample, x_CS));
-    } else {
-      RETURN_IF_ERROR(ReadPooled(visit.sample, &pooled_CT));
-    }
-    const int64_t start = CropStart(data_, visit, points_pooled_, points_out_);
-    for (int64_t c = 0; c < channels; ++c) {
-      float* out = x_CS + c * points_out_;
-      if (!in_place) std::copy_n(pooled_CT.data() + c * points_pooled_ + start, points_kept_, out);
-      Clip(out, points_kept_);
-      Normalise(c, out);
-      std::fill(out + points_kept_, out + points_out_, data_.pad() == "edge" ? out[points_kept_ - 1] : 0.0f);
-    }
-    if (visit.augment) Augment(data_, visit, channels, points_out_, x_CS);
-    return absl::OkStatus();
+  absl::Status NotFinite(uint64_t sample) const override {
+    std::vector<float> raw(source_->channels() * points_in_);
+    RETURN_IF_ERROR(ReadRaw(sample, raw.data()));
+    return Dataset::NotFinite(sample);   // scaled beyond fp32
   }
 
   // Mean and standard deviation of each channel over all samples and points, merged sample by sample (Chan et al.).
-  absl::Status ComputeStatistics() {
+  absl::StatusOr<ChannelStatistics> ComputeStatistics() const {
     const int64_t channels = source_->channels();
     std::vector<double> mean(channels, 0), squares(channels, 0);
     std::vector<float> pooled_CT;
@@ -160,45 +136,100 @@ class SignalDataset : public Dataset {
       n += m;
     }
     if (n == 0) return ErrorOf(v1::REASON_DATA_ERROR, "not one sample of the training set can be read");
+    ChannelStatistics statistics;
     for (int64_t c = 0; c < channels; ++c) {
       const double std = std::sqrt(squares[c] / n);
-      statistics_.mean.push_back(mean[c]);
-      statistics_.std.push_back(std > 0 ? std : 1);
+      statistics.mean.push_back(mean[c]);
+      statistics.std.push_back(std > 0 ? std : 1);
+    }
+    return statistics;
+  }
+
+  void Use(const ChannelStatistics& statistics) {
+    for (size_t c = 0; c < statistics.mean.size(); ++c) {
+      format_.offset[c] = static_cast<float>(statistics.mean[c]);
+      format_.scale[c] = static_cast<float>(1 / statistics.std[c]);
+    }
+  }
+
+ private:
+  // Means, windows' own moments and missing values need the whole sample as numbers.
+  absl::Status PrepareOnHost(const Visit& visit, float* x_CS) const {
+    std::vector<float> pooled_CT;
+    RETURN_IF_ERROR(ReadPooled(visit.sample, &pooled_CT));
+    const int64_t start = CropStart(data_, visit, points_pooled_, points_out_);
+    for (int64_t c = 0; c < source_->channels(); ++c) {
+      float* out = x_CS + c * points_out_;
+      std::copy_n(pooled_CT.data() + c * points_pooled_ + start, points_kept_, out);
+      if (windowed_) NormaliseWindow(out);
+      Pad(reinterpret_cast<std::byte*>(out));
     }
     return absl::OkStatus();
   }
 
-  const ChannelStatistics& statistics() const { return statistics_; }
-  void set_statistics(const ChannelStatistics& statistics) { statistics_ = statistics; }
+  // The points that count, as they are stored, one channel behind the other; then to their places.
+  absl::Status TakeStored(const Visit& visit, std::byte* row) const {
+    const int64_t start = CropStart(data_, visit, points_pooled_, points_out_), channels = source_->channels(), size = SizeOf(format_.type);
+    // Whether a sample is left out must not depend on the crop: a resumed run would decide otherwise.
+    if (looks_ && points_kept_ < points_in_) {
+      const std::unique_ptr<std::byte[]> whole(new std::byte[channels * points_in_ * size]);
+      RETURN_IF_ERROR(ReadStored(visit.sample, 0, points_in_, whole.get()));
+      for (int64_t c = 0; c < channels; ++c) std::memcpy(row + c * points_out_ * size, whole.get() + (c * points_in_ + start) * size, points_kept_ * size);
+    } else {
+      RETURN_IF_ERROR(ReadStored(visit.sample, start, points_kept_, row));
+      if (points_kept_ < points_out_)
+        for (int64_t c = channels - 1; c > 0; --c) std::memmove(row + c * points_out_ * size, row + c * points_kept_ * size, points_kept_ * size);
+    }
+    if (points_kept_ < points_out_)
+      for (int64_t c = 0; c < channels; ++c) Pad(row + c * points_out_ * size);
+    return absl::OkStatus();
+  }
 
- private:
+  absl::Status ReadStored(uint64_t sample, int64_t first, int64_t points, std::byte* row) const {
+    RETURN_IF_ERROR(Timed(points, [&] { return source_->ReadRow(sample, first, points, row); }));
+    if (!looks_) return absl::OkStatus();
+    const int64_t values = source_->channels() * points;
+    const bool finite = format_.type == DType::kF16 ? IsFinite(reinterpret_cast<const uint16_t*>(row), values, kHalfInfinityBits)
+                                                    : IsFinite(reinterpret_cast<const uint32_t*>(row), values, kInfinityBits);
+    return finite ? absl::OkStatus() : NotFinite(sample);
+  }
+
+  // Behind the points of one channel.
+  void Pad(std::byte* channel) const {
+    const int64_t size = SizeOf(format_.type), missing = points_out_ - points_kept_;
+    if (data_.pad() == "edge")
+      for (int64_t i = 0; i < missing; ++i) std::memcpy(channel + (points_kept_ + i) * size, channel + (points_kept_ - 1) * size, size);
+    else std::memset(channel + points_kept_ * size, 0, missing * size);
+  }
+
   void Clip(float* x, int64_t size) const {
     if (!data_.has_clip()) return;
     const float most = static_cast<float>(data_.clip());
     for (int64_t i = 0; i < size; ++i) x[i] = std::clamp(x[i], -most, most);
   }
 
-  void Normalise(int64_t channel, float* x) const {
-    Moments moments{0, scale_};
-    if (data_.normalize() == "window") moments = MomentsOf(x, points_kept_);
-    if (data_.normalize() == "channel") moments = {statistics_.mean[channel], statistics_.std[channel]};
-    if (moments.mean == 0 && moments.std == 1) return;
+  void NormaliseWindow(float* x) const {
+    Clip(x, points_kept_);
+    const Moments moments = MomentsOf(x, points_kept_);
     for (int64_t t = 0; t < points_kept_; ++t) x[t] = static_cast<float>((x[t] - moments.mean) / moments.std);
   }
 
-  absl::Status ReadRaw(uint64_t sample, float* x_CT) const {
+  // A read of so many points of each channel, its time and bytes counted.
+  template <typename Read>
+  absl::Status Timed(int64_t points, const Read& read) const {
     const auto begin = Clock::System().Monotonic();
-    const absl::Status read = source_->Read(sample, x_CT);
+    const absl::Status status = read();
     const int64_t took = (Clock::System().Monotonic() - begin).count();
     read_here_ns += took;
     read_ns_.fetch_add(took, std::memory_order_relaxed);
-    RETURN_IF_ERROR(read);
-    bytes_.fetch_add(source_->sample_bytes(), std::memory_order_relaxed);
-    const int64_t size = source_->channels() * points_in_;
-    uint32_t largest = 0;   // magnitudes compare as their bits do
-    if (!finite_)
-      for (int64_t i = 0; i < size; ++i) largest = std::max(largest, std::bit_cast<uint32_t>(x_CT[i]) & 0x7FFFFFFFu);
-    return largest < kInfinityBits ? absl::OkStatus() : Mend(sample, x_CT);
+    if (status.ok()) bytes_.fetch_add(points == points_in_ ? source_->sample_bytes() : source_->sample_bytes() / points_in_ * points, std::memory_order_relaxed);
+    return status;
+  }
+
+  absl::Status ReadRaw(uint64_t sample, float* x_CT) const {
+    RETURN_IF_ERROR(Timed(points_in_, [&] { return source_->Read(sample, x_CT); }));
+    if (finite_ || IsFinite(reinterpret_cast<const uint32_t*>(x_CT), source_->channels() * points_in_, kInfinityBits)) return absl::OkStatus();
+    return Mend(sample, x_CT);
   }
 
   // Missing values as data.missing says; what else is not finite is refused.
@@ -245,9 +276,10 @@ class SignalDataset : public Dataset {
   const std::unique_ptr<SignalSource> source_;
   const v1::DataSpec data_;
   const int64_t pool_, points_in_, points_pooled_, points_out_, points_kept_;
-  const bool finite_;
-  const double scale_;
-  ChannelStatistics statistics_;
+  const bool finite_, windowed_;
+  const bool on_host_;   // rows are prepared in fp32, but for what is drawn and scaled
+  const bool looks_;     // for values that are not finite: what is left out must be known before the step
+  RowFormat format_;
   mutable std::atomic<int64_t> bytes_{0}, read_ns_{0}, prepare_ns_{0};
 };
 
@@ -278,21 +310,29 @@ absl::Status CheckShape(const SignalSource& source, const v1::DataSpec& data, co
 
 }  // namespace
 
+absl::Status SignalSource::ReadRow(uint64_t sample, int64_t first, int64_t count, void* row) const {
+  const int64_t points = Product(axes());
+  auto* const out = static_cast<float*>(row);
+  if (count == points) return Read(sample, out);
+  const std::unique_ptr<float[]> whole(new float[channels() * points]);
+  RETURN_IF_ERROR(Read(sample, whole.get()));
+  for (int64_t c = 0; c < channels(); ++c) std::copy_n(whole.get() + c * points + first, count, out + c * count);
+  return absl::OkStatus();
+}
+
 absl::StatusOr<std::unique_ptr<Dataset>> MakeSignalDataset(std::unique_ptr<SignalSource> source, const v1::DataSpec& data,
                                                            const std::string& path, const Geometry& geometry,
                                                            ChannelStatistics* statistics) {
   RETURN_IF_ERROR(CheckShape(*source, data, path, geometry));
   const size_t channels = source->channels();
-  auto dataset = std::make_unique<SignalDataset>(std::move(source), data, Product(geometry.input_size));
+  auto dataset = std::make_unique<SignalDataset>(std::move(source), data, geometry);
   if (data.normalize() == "channel") {
     if (statistics->mean.empty()) {
-      RETURN_IF_ERROR(dataset->ComputeStatistics());
-      *statistics = dataset->statistics();
+      ASSIGN_OR_RETURN(*statistics, dataset->ComputeStatistics());
     } else if (statistics->mean.size() != channels || statistics->std.size() != channels) {
       return ErrorOf(v1::REASON_USER_ERROR, absl::StrCat("data.path ", Printable(path), ": the training set's statistics are of ", statistics->mean.size(), " channels, these samples have ", channels));
-    } else {
-      dataset->set_statistics(*statistics);
     }
+    dataset->Use(*statistics);
   }
   return dataset;
 }

@@ -1,5 +1,7 @@
 // Preparation of signals, in this order: missing values, mean of every N points, clipping, cropping, normalisation or
 // scaling, padding at the end; in training then a shift in time, dropped channels and a factor, each drawn by the visit alone.
+// Here a row is cropped and padded, in the type of its file; the rest is the step's (RowFormat). Means, windows' own statistics and
+// mended values are made here, in fp32 rows.
 #pragma once
 
 #include <memory>

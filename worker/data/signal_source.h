@@ -24,8 +24,12 @@ class SignalSource {
   virtual int64_t num_classes() const = 0;                 // 0: no labels
   virtual std::string class_name(int64_t label) const = 0;
   virtual int64_t label(uint64_t sample) const = 0;        // -1: none
-  // One sample, row-major [channels, axes...]. Values may be non-finite: the caller looks.
+  // One sample, row-major [channels, axes...], as fp32. Values may be non-finite: the caller looks.
   virtual absl::Status Read(uint64_t sample, float* x_CT) const = 0;
+  // The narrowest of kU8, kI16, kF16 and kF32 that holds the values of all samples.
+  virtual DType row_type() const { return DType::kF32; }
+  // Of one sample the points [first, first + count) of every channel, [channels, count] of row_type().
+  virtual absl::Status ReadRow(uint64_t sample, int64_t first, int64_t count, void* row) const;
   virtual std::string SampleName(uint64_t sample) const = 0;
   virtual std::string Describe() const = 0;                // "npy <f4 C", "ts"
   virtual bool always_finite() const { return false; }     // whole numbers: nothing to look for

@@ -34,7 +34,7 @@ TEST(Inspect, ArraysSayWhatIsOdd) {
   EXPECT_EQ((*report)["samples"], 6);
   EXPECT_EQ((*report)["channels"], 3);
   EXPECT_THAT(Findings(*report), AllOf(Contains(HasSubstr("channel 1 is flat: always 4")), Contains(HasSubstr("sample 2 equals sample 0")), Contains(HasSubstr("channel 2 has 1 NaN"))));
-  EXPECT_THAT(ReportText(*report), AllOf(HasSubstr("in_chans: 3\n    input_size: [50]"), HasSubstr("source: npy")));
+  EXPECT_THAT(ReportText(*report), AllOf(HasSubstr("in_chans: 3\n    input_size: [50]"), HasSubstr("source: npy"), HasSubstr("missing: zero   # or hold")));
   EXPECT_FALSE(Inspect({folder.Path("none.npy"), 10}).ok());
   EXPECT_FALSE(Inspect({folder.Write("x.csv", "1"), 10}).ok());
 }
@@ -130,6 +130,8 @@ TEST(Rates, CountSamplesBytesAndStages) {
   ASSERT_EQ((*report)["rates"].size(), 2u);
   EXPECT_GT((*report)["rates"][1]["samples_per_s"], 0.0);
   EXPECT_GT((*report)["rates"][1]["mb_per_s"], 0.0);
+  EXPECT_GT((*report)["rates"][1]["rows_mb_per_s"], 0.0);
+  EXPECT_THAT(std::string((*report)["row"]), HasSubstr("f32, "));
   EXPECT_NEAR(double((*report)["rates"][0]["read_share"]) + double((*report)["rates"][0]["prepare_share"]), 1, 1e-6);
   EXPECT_THAT(ReportText(*report), HasSubstr("the loader keeps pace with the step"));
   options.step_ms = 1e-9;

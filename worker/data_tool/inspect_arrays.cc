@@ -60,6 +60,7 @@ absl::StatusOr<Report> InspectArrays(const InspectOptions& options, const std::s
   Report report;
   report["source"] = source_name;
   report["what"] = source->Describe();
+  report["rows"] = RowTypeName(source->row_type());   // as the step takes them, where the host need not prepare them
   report["samples"] = source->count();
   report["read"] = read;
   report["channels"] = channels;
@@ -72,17 +73,23 @@ absl::StatusOr<Report> InspectArrays(const InspectOptions& options, const std::s
     if (counts[0] > 0) findings.push_back(absl::StrCat(counts[0], " samples have no label"));
   }
   report["values"] = Report::array();
+  bool holes = false;   // NaN or infinite
   for (int64_t c = 0; c < channels; ++c) {
     Report row = {{"channel", c}};
     summaries[c].Write(&row);
     report["values"].push_back(row);
     if (summaries[c].flat()) findings.push_back(absl::StrCat("channel ", c, " is flat: always ", summaries[c].mean()));
     if (summaries[c].clipped() > kClippedFraction) findings.push_back(absl::StrCat("channel ", c, " stands at its least or greatest value in ", 100 * summaries[c].clipped(), "% of its points: clipped?"));
-    if (summaries[c].not_finite() > 0) findings.push_back(absl::StrCat("channel ", c, " has ", summaries[c].not_finite(), " NaN or infinite values: data.missing takes NaN"));
+    if (summaries[c].not_finite() > 0) {
+      findings.push_back(absl::StrCat("channel ", c, " has ", summaries[c].not_finite(), " NaN or infinite values"));
+      holes = true;
+    }
   }
+  if (holes) findings.push_back("a NaN ends the job, unless data.missing is zero or hold; an infinite value always does (data.on_error: skip leaves its sample out)");
   report["findings"] = findings;
   report["job_yaml"] = absl::StrCat("  model:\n    in_chans: ", channels, "\n    input_size: [", absl::StrJoin(source->axes(), ", "), "]\n  data:\n    source: ", source_name, "\n    path: ",
-                                    Printable(options.path, 4096), source->axes().size() == 1 ? "\n    normalize: channel\n" : "\n");
+                                    Printable(options.path, 4096), source->axes().size() == 1 ? "\n    normalize: channel\n" : "\n",
+                                    holes ? "    missing: zero   # or hold, the value before\n" : "");
   return report;
 }
 

@@ -50,9 +50,13 @@ class Inspector {
 
   absl::StatusOr<Report> Run() {
     ASSIGN_OR_RETURN(const RecordingFiles files, FindRecordings(options_.path, 0, false, Subset::kAll));
-    windows_a_file_ = std::max<int64_t>(1, options_.samples / static_cast<int64_t>(files.paths.size()));
+    windows_a_file_ = std::max<int64_t>(1, options_.samples / std::max<int64_t>(1, static_cast<int64_t>(files.paths.size())));
+    std::vector<std::string> paths = files.paths;
+    for (const auto& [recording, beside] : files.annotations)
+      for (const std::string& path : beside) paths.push_back(path), joined_.insert(Printable(path));
+    paths.insert(paths.end(), files.lone_annotations.begin(), files.lone_annotations.end());
     std::map<std::string, std::string> hashes;
-    for (const std::string& path : files.paths) {
+    for (const std::string& path : paths) {
       const auto file = EdfFile::Open(path, false);
       if (!file.ok()) {
         findings_.push_back(std::string(file.status().message()));
@@ -102,7 +106,7 @@ class Inspector {
         if (segments_.size() < kFilesListed) segments_.push_back({{"file", file.name()}, {"from_s", segment.onset_s}, {"seconds", double(segment.records) * header.duration_s()}});
     for (const EdfAnnotation& annotation : file.annotations()) ++annotations_[annotation.text];
     if (!header.has_samples()) {
-      findings_.push_back(absl::StrCat(file.name(), " holds annotations only: no samples come from it"));
+      if (!joined_.contains(file.name())) findings_.push_back(absl::StrCat(file.name(), " holds annotations only, and no recording beside it begins at the same time: nothing comes from it"));
       return absl::OkStatus();
     }
     montages_[labels].push_back(file.name());
@@ -219,6 +223,7 @@ class Inspector {
   double seconds_ = 0;
   int notch_ = 0;
   Report listed_ = Report::array(), segments_ = Report::array(), findings_ = Report::array();
+  std::set<std::string> joined_;   // annotation files of a recording
   std::map<std::string, int64_t> annotations_;
   std::map<std::string, Channel> channels_;
   std::map<std::set<std::string>, std::vector<std::string>> montages_;

@@ -104,9 +104,13 @@ class Preparation {
     const v1::DataSpec& data = options_.spec.data();
     ASSIGN_OR_RETURN(const RecordingFiles files, FindRecordings(data.path(), data.held_out(), data.subject() == "folder", subset_));
     wanted["inputs"] = Report::array();
-    for (const std::string& path : files.paths) {
-      ASSIGN_OR_RETURN(const std::string hash, Sha256OfFile(path));
-      wanted["inputs"].push_back({{"path", Printable(path, 4096)}, {"sha256", hash}});
+    for (const std::string& recording : files.paths) {
+      std::vector<std::string> paths = {recording};
+      if (const auto beside = files.annotations.find(recording); beside != files.annotations.end()) paths.insert(paths.end(), beside->second.begin(), beside->second.end());
+      for (const std::string& path : paths) {
+        ASSIGN_OR_RETURN(const std::string hash, Sha256OfFile(path));
+        wanted["inputs"].push_back({{"path", Printable(path, 4096)}, {"sha256", hash}});
+      }
     }
     wanted["shards"] = Report::array();
     return wanted;

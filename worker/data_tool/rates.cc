@@ -51,6 +51,7 @@ absl::StatusOr<Report> MeasureRates(const RateOptions& asked) {
   const std::shared_ptr<const Dataset> dataset = std::move(opened);
   Report report;
   report["data"] = dataset->Describe();
+  report["row"] = absl::StrCat(RowTypeName(dataset->row_format().type), ", ", dataset->row_format().row_bytes(), " bytes");
   report["opened_in_s"] = Now() - opening;
   const int cores = std::max(1, static_cast<int>(std::thread::hardware_concurrency()));
   std::vector<int> threads = options.threads;
@@ -60,7 +61,7 @@ absl::StatusOr<Report> MeasureRates(const RateOptions& asked) {
     const auto before = dataset->stages();
     ASSIGN_OR_RETURN(const Rate rate, LoaderRate(dataset, options, count));
     best = std::max(best, rate.samples_per_s);
-    Report row = {{"readers", count}, {"samples_per_s", rate.samples_per_s}, {"mb_per_s", rate.mb_per_s}};
+    Report row = {{"readers", count}, {"samples_per_s", rate.samples_per_s}, {"mb_per_s", rate.mb_per_s}, {"rows_mb_per_s", rate.samples_per_s * double(dataset->row_format().row_bytes()) / 1e6}};
     // Where the readers' time went.
     double sum = 0;
     const auto after = dataset->stages();

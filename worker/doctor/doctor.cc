@@ -10,6 +10,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "base/gpu_cards.h"
+#include "base/job_validate.h"
 #include "base/plan/plan_report.h"
 #include "base/status.h"
 #include "worker/comm/communicator.h"
@@ -64,7 +65,7 @@ absl::StatusOr<Json> MeasureData(const v1::JobSpec& job, const Geometry& geometr
 }
 
 absl::StatusOr<Json> MeasureStep(v1::JobSpec job, const Geometry& geometry, bool cuda, int cores) {
-  if (job.step().mode() == "auto") job.mutable_step()->set_mode(cuda ? "graph_safe" : "optimized");
+  job.mutable_step()->set_mode(ResolvedMode(job.step(), cuda));
   if (!cuda) {
     const auto plan = ReportPlan(job, {});
     const double flops = plan.ok() ? plan->flops_per_step : 0;

@@ -68,6 +68,48 @@ __global__ void TakeVisible(DecoderShape s, const float* dx, const uint8_t* keep
   }
 }
 
+// A block a mask unit of a sample; a row is `words` of type W.
+template <typename W>
+__global__ void MoveMasked(MaskedShape s, int words, const W* x, const uint8_t* keep_mask, const int32_t* order, W* rows) {
+  const int unit = blockIdx.x % s.mask_units;
+  const int64_t b = blockIdx.x / s.mask_units;
+  const uint8_t* mask = keep_mask + b * s.mask_units;
+  if (mask[unit]) return;
+  int place = 0;
+  for (int u = 0; u < unit; ++u) place += mask[u] == 0;
+  for (int i = threadIdx.x; i < s.finals * words; i += blockDim.x) {
+    const int f = i / words, c = i % words;
+    rows[((b * (s.mask_units - s.kept) + place) * s.finals + f) * words + c] = x[(b * s.mask_units * s.finals + order[unit * s.finals + f]) * words + c];
+  }
+}
+
+template <typename W>
+__global__ void ReturnMasked(MaskedShape s, int words, const W* rows, const uint8_t* keep_mask, const int32_t* order, W* x) {
+  const int unit = blockIdx.x % s.mask_units;
+  const int64_t b = blockIdx.x / s.mask_units;
+  const uint8_t* mask = keep_mask + b * s.mask_units;
+  const bool removed = mask[unit] == 0;
+  int place = 0;
+  if (removed) {
+    for (int u = 0; u < unit; ++u) place += mask[u] == 0;
+  }
+  for (int i = threadIdx.x; i < s.finals * words; i += blockDim.x) {
+    const int f = i / words, c = i % words;
+    W value{};
+    if (removed) value = rows[((b * (s.mask_units - s.kept) + place) * s.finals + f) * words + c];
+    x[(b * s.mask_units * s.finals + order[unit * s.finals + f]) * words + c] = value;
+  }
+}
+
+// launch(word) with the widest word that a row is a multiple of.
+template <typename Launch>
+cudaError_t WithWord(int row_bytes, const Launch& launch) {
+  if (row_bytes % 16 == 0) launch(uint4{});
+  else if (row_bytes % 4 == 0) launch(uint32_t{});
+  else launch(uint16_t{});
+  return cudaGetLastError();
+}
+
 // Samples in order.
 __global__ void PositionGradient(const float* dx, float* dposition, int batch, int64_t size, bool accumulate) {
   HIERAD_GRID_LOOP(i, size) {
@@ -124,6 +166,22 @@ cudaError_t DecoderAssembleBackward(const DecoderShape& s, const float* dx, cons
   if (cudaError_t e = cudaGetLastError(); e != cudaSuccess) return e;
   const PartsSum sum{scratch, dmask_token, s.dim, int(kReduceParts)};
   return SumParts(&sum, 1, accumulate, stream);
+}
+
+cudaError_t TakeMasked(const MaskedShape& s, const void* x, const uint8_t* keep_mask, const int32_t* order, void* rows, cudaStream_t stream) {
+  return WithWord(s.row_bytes, [&](auto word) {
+    using W = decltype(word);
+    MoveMasked<W><<<unsigned(s.batch * s.mask_units), 128, 0, stream>>>(s, s.row_bytes / int(sizeof(W)), static_cast<const W*>(x), keep_mask, order,
+                                                                        static_cast<W*>(rows));
+  });
+}
+
+cudaError_t PutMasked(const MaskedShape& s, const void* rows, const uint8_t* keep_mask, const int32_t* order, void* x, cudaStream_t stream) {
+  return WithWord(s.row_bytes, [&](auto word) {
+    using W = decltype(word);
+    ReturnMasked<W><<<unsigned(s.batch * s.mask_units), 128, 0, stream>>>(s, s.row_bytes / int(sizeof(W)), static_cast<const W*>(rows), keep_mask, order,
+                                                                          static_cast<W*>(x));
+  });
 }
 
 template cudaError_t FusionGather<bf16>(const FusionShape&, const float*, const int32_t*, bf16*, cudaStream_t);

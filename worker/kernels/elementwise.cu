@@ -2,27 +2,11 @@
 #include "worker/kernels/columns.cuh"
 #include "worker/kernels/device.cuh"
 #include "worker/kernels/drop_path.cuh"
+#include "worker/kernels/gelu.cuh"
 #include "worker/kernels/kernels.h"
 
 namespace hierad::kernels {
 namespace {
-
-constexpr float kRootHalf = 0.70710678118654752f, kDensity = 0.39894228040143268f;
-
-// Standard normal distribution at x, and exp(-x^2 / 2). With T bf16, one exponential serves both: Abramowitz and Stegun
-// 7.1.26, within 1e-7 of the exact (erf) form, far below what bf16 resolves.
-template <typename T>
-__device__ inline void Normal(float x, float* distribution, float* exponential) {
-  *exponential = __expf(-0.5f * x * x);
-  if constexpr (sizeof(T) == sizeof(float)) {
-    *distribution = 0.5f * (1.0f + erff(x * kRootHalf));
-  } else {
-    const float t = __fdividef(1.0f, fmaf(0.3275911f * kRootHalf, fabsf(x), 1.0f));
-    const float poly = t * fmaf(t, fmaf(t, fmaf(t, fmaf(t, 1.061405429f, -1.453152027f), 1.421413741f), -0.284496736f), 0.254829592f);
-    const float tail = 0.5f * poly * *exponential;
-    *distribution = x < 0 ? tail : 1.0f - tail;
-  }
-}
 
 template <typename T, int kWidth>
 __global__ void GeluForward(const T* h, T* g, int64_t size) {
@@ -31,9 +15,8 @@ __global__ void GeluForward(const T* h, T* g, int64_t size) {
     LoadN<kWidth>(h + i * kWidth, v);
 #pragma unroll
     for (int k = 0; k < kWidth; ++k) {
-      float distribution, exponential;
-      Normal<T>(v[k], &distribution, &exponential);
-      v[k] *= distribution;
+      float derivative;
+      GeluBoth<T>(v[k], &v[k], &derivative);
     }
     StoreN<kWidth>(g + i * kWidth, v);
   }
@@ -53,11 +36,10 @@ __global__ void __launch_bounds__(256) GeluBackwardParts(const T* h, const T* dg
       LoadN<kWidth>(dg + row * cols + c, d);
 #pragma unroll
       for (int k = 0; k < kWidth; ++k) {
-        float distribution, exponential;
-        Normal<T>(x[k], &distribution, &exponential);
-        d[k] *= distribution + x[k] * kDensity * exponential;
+        float derivative;
+        GeluBoth<T>(x[k], &x[k], &derivative);
+        d[k] *= derivative;
         sum[k] += d[k];
-        x[k] *= distribution;
       }
       StoreN<kWidth>(dh + row * cols + c, d);
       StoreN<kWidth>(g + row * cols + c, x);

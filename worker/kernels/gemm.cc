@@ -11,12 +11,14 @@
 #include "absl/strings/escaping.h"
 #include "absl/strings/str_cat.h"
 #include "base/status.h"
+#include "base/text.h"
+#include "worker/kernels/algorithm_table.h"
 
 namespace hierad::kernels {
 namespace {
 
 constexpr int kCandidates = 24;   // algorithms that Tune asks for and times
-constexpr int kTimedRuns = 7;
+constexpr int kTimedRuns = 7, kLaunchesARun = 4;
 
 absl::Status Failed(const char* what, const GemmShape& shape, int code) {
   return ErrorOf(v1::REASON_CRASHED, absl::StrCat("cuBLASLt: ", what, " failed with status ", code, " for the product ", shape.Key(), "."));
@@ -53,6 +55,11 @@ absl::StatusOr<std::unique_ptr<GemmLibrary>> GemmLibrary::Make(int64_t workspace
     return ErrorOf(v1::REASON_CUDA_OOM, absl::StrCat("no room for ", kLanes * workspace_bytes, " bytes of workspace on the GPU."));
   }
   library->workspace_bytes_ = workspace_bytes;
+  const std::string name = AlgorithmTableName();
+  RETURN_IF_ERROR(library->ReadTable(CommittedAlgorithms(name)));
+  if (const absl::Status read = library->ReadTable(CachedAlgorithms(name)); !read.ok()) {
+    return Annotate(read, absl::StrCat(Printable(CachedAlgorithmsFile(name)), " (remove it)"));
+  }
   return library;
 }
 
@@ -117,7 +124,15 @@ absl::StatusOr<GemmLibrary::Prepared*> GemmLibrary::Prepare(const GemmShape& s) 
   }
   if (auto known = table_.find(s.Key()); known != table_.end()) {
     std::memcpy(&p->algo, known->second.data(), sizeof p->algo);
-  } else {
+    // A table may be another workspace's, or damaged.
+    cublasLtMatmulHeuristicResult_t fits{};
+    const auto handle = static_cast<cublasLtHandle_t>(handle_);
+    if (cublasLtMatmulAlgoCheck(handle, p->desc, p->a, p->b, p->c, p->c, &p->algo, &fits) != CUBLAS_STATUS_SUCCESS ||
+        int64_t(fits.workspaceSize) > workspace_bytes_) {
+      table_.erase(known);
+    }
+  }
+  if (!table_.contains(s.Key())) {
     const auto results = Candidates(static_cast<cublasLtHandle_t>(handle_), p->desc, p->a, p->b, p->c, workspace_bytes_, 1);
     if (results.empty()) return Failed("finding an algorithm", s, CUBLAS_STATUS_NOT_SUPPORTED);
     p->algo = results[0].algo;
@@ -154,7 +169,9 @@ absl::Status GemmLibrary::Tune(const GemmShape& shape, const void* a, const void
     std::vector<float> times;
     for (int run = 0; run <= kTimedRuns; ++run) {
       cudaEventRecord(start, stream);
-      if (!Launch(*p, a, b, c, bias, stream, 0).ok()) break;
+      bool launched = true;
+      for (int i = 0; i < kLaunchesARun && launched; ++i) launched = Launch(*p, a, b, c, bias, stream, 0).ok();
+      if (!launched) break;
       cudaEventRecord(stop, stream);
       cudaEventSynchronize(stop);
       float ms = 0;

@@ -1,6 +1,7 @@
 // Matrix products through cuBLASLt, with bias in the epilogue. One library object a device and thread; shapes are prepared
 // once (descriptor and algorithm), so that a captured step only launches. The algorithm of a shape is the library's first
-// choice, or the one that Tune found fastest; the same card, library version and table give the same bits.
+// choice, or the one that Tune found fastest, here or where a table came from; the same card, library version and tables give
+// the same bits.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -40,6 +41,7 @@ class GemmLibrary {
   absl::Status Tune(const GemmShape& shape, const void* a, const void* b, void* c, const void* bias, cudaStream_t stream);
 
   int64_t workspace_bytes() const { return kLanes * workspace_bytes_; }
+  int64_t known_algorithms() const { return int64_t(table_.size()); }   // shapes
   // The table of algorithms as text, a line a shape, and back: ReadTable before the first Run.
   std::string WriteTable() const;
   absl::Status ReadTable(const std::string& text);

@@ -8,15 +8,12 @@
 
 #include <cstdint>
 
+#include "base/plan/rows.h"
 #include "base/plan/step_values.h"
 
 namespace hierad::kernels {
 
-enum class Source { kF32, kF16, kI16, kU8 };
-
-cudaError_t ConvertInput(const StepScalars* scalars, const void* source, Source type, const int64_t* source_ids,
-                         const int64_t* source_labels, const float* scale, const float* shift, float* x_BCS, int64_t* visit_ids,
-                         int64_t* labels, int64_t batch, int64_t channels, int64_t samples, cudaStream_t stream);
+cudaError_t ConvertInput(const RowBatch<float>& batch, cudaStream_t stream);
 cudaError_t DrawMask(const StepScalars* scalars, const int64_t* visit_ids, uint8_t* keep_mask, int32_t* keep_idx, int batch,
                      int mask_units, int kept, cudaStream_t stream);
 
@@ -103,8 +100,15 @@ template <typename T>
 cudaError_t DecoderAssembleBackward(const DecoderShape& shape, const float* dx, const uint8_t* keep_mask, const int32_t* order,
                                     T* dy, float* dmask_token, float* dposition, float* scratch, bool accumulate, cudaStream_t stream);
 
+// Rows of bytes, whatever their type.
+struct MaskedShape {
+  int batch, mask_units, kept, finals, row_bytes;
+};
+cudaError_t TakeMasked(const MaskedShape& shape, const void* x, const uint8_t* keep_mask, const int32_t* order, void* rows, cudaStream_t stream);
+cudaError_t PutMasked(const MaskedShape& shape, const void* rows, const uint8_t* keep_mask, const int32_t* order, void* x, cudaStream_t stream);
+
 struct MaeLossShape {
-  int batch, mask_units, finals, pred_dim;
+  int batch, mask_units, kept, finals, pred_dim;
   int64_t sample_size;
   bool norm_target, accumulate;
 };
@@ -139,10 +143,10 @@ cudaError_t SumOfSquares(const float* values, double* partials, double* sum, int
 cudaError_t AnnounceCollective(const StepScalars* scalars, CollectiveProgress* progress, int number, bool entered, cudaStream_t stream);
 // `ring`: the host's memory, as the device sees it.
 cudaError_t Mark(const StepScalars* scalars, StepRecord* record, StepPhase phase, cudaStream_t stream);
-cudaError_t PublishRecord(StepRecord* record, RecordSlot* ring, cudaStream_t stream);
+cudaError_t PublishRecord(StepRecord* record, uint64_t* not_finite, RecordSlot* ring, cudaStream_t stream);
 // What rides behind the gradients: [loss numerator high, low, stop, checkpoint]; signals in StepScalars.signals and
-// StepRecord.signals (bit 0 stop, bit 1 checkpoint).
-cudaError_t PackTail(const StepScalars* scalars, const double* loss_partials, float* tail, int batch, cudaStream_t stream);
+// StepRecord.signals (bit 0 stop, bit 1 checkpoint, bit 2 an input that is not finite).
+cudaError_t PackTail(const StepScalars* scalars, const double* loss_partials, const uint64_t* not_finite, float* tail, int batch, cudaStream_t stream);
 cudaError_t UnpackTail(const float* tail, double* loss_partials, StepRecord* record, int batch, cudaStream_t stream);
 
 cudaError_t AverageWeights(const StepRecord* record, double decay, const float* master, float* average, int64_t size, cudaStream_t stream);

@@ -13,15 +13,24 @@ template <typename T>
 __global__ void __launch_bounds__(1024) Mae(const StepScalars* s, MaeLossShape shape, const T* pred, const float* x, const uint8_t* keep_mask,
                                             const int32_t* order, const int32_t* label_index, T* dpred, double* partials) {
   __shared__ double sums[32];
-  const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5, warps = blockDim.x >> 5, tokens = shape.mask_units * shape.finals;
+  extern __shared__ int removed[];   // units, in order
+  const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5, warps = blockDim.x >> 5, masked = shape.mask_units - shape.kept;
   const int64_t b = blockIdx.x;
   const float weight = float(2.0 * s->loss_weight);
   const float* sample = x + b * shape.sample_size;
   double numerator = 0;
-  for (int i = warp; i < tokens; i += warps) {
-    const int unit = i / shape.finals, token = order[i];
-    const int64_t row = (b * tokens + token) * shape.pred_dim;
-    if (b >= s->real || keep_mask[b * shape.mask_units + unit]) {
+  for (int unit = threadIdx.x; unit < shape.mask_units; unit += blockDim.x) {
+    const uint8_t* mask = keep_mask + b * shape.mask_units;
+    if (mask[unit]) continue;
+    int place = 0;
+    for (int u = 0; u < unit; ++u) place += mask[u] == 0;
+    removed[place] = unit;
+  }
+  __syncthreads();
+  for (int i = warp; i < masked * shape.finals; i += warps) {
+    const int token = order[removed[i / shape.finals] * shape.finals + i % shape.finals];
+    const int64_t row = (b * masked * shape.finals + i) * shape.pred_dim;
+    if (b >= s->real) {
       for (int e = lane; e < shape.pred_dim; e += 32) dpred[row + e] = FromFloat<T>(0.0f);
       continue;
     }
@@ -120,7 +129,11 @@ __global__ void Drop(const StepScalars* s, const int64_t* visit_ids, const T* x,
 template <typename T>
 cudaError_t MaeLoss(const StepScalars* scalars, const MaeLossShape& shape, const T* pred, const float* x, const uint8_t* keep_mask,
                     const int32_t* order, const int32_t* label_index, T* dpred, double* partials, cudaStream_t stream) {
-  Mae<T><<<unsigned(shape.batch), 1024, 0, stream>>>(scalars, shape, pred, x, keep_mask, order, label_index, dpred, partials);
+  const size_t bytes = size_t(shape.mask_units - shape.kept) * sizeof(int);
+  if (bytes > 32 << 10) {
+    if (cudaError_t e = cudaFuncSetAttribute(Mae<T>, cudaFuncAttributeMaxDynamicSharedMemorySize, int(bytes)); e != cudaSuccess) return e;
+  }
+  Mae<T><<<unsigned(shape.batch), 1024, bytes, stream>>>(scalars, shape, pred, x, keep_mask, order, label_index, dpred, partials);
   return cudaGetLastError();
 }
 

@@ -52,6 +52,10 @@ __device__ inline void LoadBTransposed(uint32_t (&b)[4], const __nv_bfloat16* ti
 __device__ inline void CopyAsync(void* shared, const void* global, bool valid) {
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(SharedAddress(shared)), "l"(global), "r"(valid ? 16 : 0));
 }
+// The same for 4 bytes.
+__device__ inline void CopyWordAsync(void* shared, const void* global, bool valid) {
+  asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(SharedAddress(shared)), "l"(global), "r"(valid ? 4 : 0));
+}
 __device__ inline void CommitCopies() { asm volatile("cp.async.commit_group;"); }
 // Waits until at most `kPending` of the newest groups are still under way.
 template <int kPending>

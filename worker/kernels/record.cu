@@ -14,12 +14,14 @@ __global__ void Book(const StepScalars* s, StepRecord* record, int phase) {
 }
 
 // The ring is the host's memory: what a reader must see in order is fenced for the whole system.
-__global__ void Publish(StepRecord* record, RecordSlot* ring) {
+__global__ void Publish(StepRecord* record, uint64_t* not_finite, RecordSlot* ring) {
   const uint64_t number = record->published + 1;
   RecordSlot* slot = ring + (number - 1) % kRecordSlots;
   volatile uint64_t* published = &slot->number;
   if (threadIdx.x == 0) {
     record->published = number;
+    record->not_finite = *not_finite;
+    *not_finite = 0;
     *published = 0;
     __threadfence_system();
   }
@@ -35,7 +37,7 @@ __global__ void Publish(StepRecord* record, RecordSlot* ring) {
 }
 
 // The high part of the numerator has 12 bits, so that its sum over ranks is exact.
-__global__ void Pack(const StepScalars* s, const double* loss_partials, float* tail, int batch) {
+__global__ void Pack(const StepScalars* s, const double* loss_partials, const uint64_t* not_finite, float* tail, int batch) {
   __shared__ double shared[32];
   double numerator = 0;
   for (int b = threadIdx.x; b < batch; b += blockDim.x) numerator += loss_partials[b];
@@ -46,11 +48,12 @@ __global__ void Pack(const StepScalars* s, const double* loss_partials, float* t
   tail[1] = float(numerator - double(high));
   tail[2] = s->signals & 1 ? 1.0f : 0.0f;
   tail[3] = s->signals & 2 ? 1.0f : 0.0f;
+  tail[4] = *not_finite != 0 ? 1.0f : 0.0f;
 }
 
 __global__ void Unpack(const float* tail, double* loss_partials, StepRecord* record, int batch) {
   for (int b = threadIdx.x; b < batch; b += blockDim.x) loss_partials[b] = b == 0 ? double(tail[0]) + double(tail[1]) : 0.0;
-  if (threadIdx.x == 0) record->signals = (tail[2] > 0 ? 1 : 0) | (tail[3] > 0 ? 2 : 0);
+  if (threadIdx.x == 0) record->signals = (tail[2] > 0 ? 1 : 0) | (tail[3] > 0 ? 2 : 0) | (tail[4] > 0 ? 4 : 0);
 }
 
 // The host's memory, looked at by its threads while the step runs.
@@ -73,13 +76,13 @@ cudaError_t Mark(const StepScalars* scalars, StepRecord* record, StepPhase phase
   return cudaGetLastError();
 }
 
-cudaError_t PublishRecord(StepRecord* record, RecordSlot* ring, cudaStream_t stream) {
-  Publish<<<1, 32, 0, stream>>>(record, ring);
+cudaError_t PublishRecord(StepRecord* record, uint64_t* not_finite, RecordSlot* ring, cudaStream_t stream) {
+  Publish<<<1, 32, 0, stream>>>(record, not_finite, ring);
   return cudaGetLastError();
 }
 
-cudaError_t PackTail(const StepScalars* scalars, const double* loss_partials, float* tail, int batch, cudaStream_t stream) {
-  Pack<<<1, 256, 0, stream>>>(scalars, loss_partials, tail, batch);
+cudaError_t PackTail(const StepScalars* scalars, const double* loss_partials, const uint64_t* not_finite, float* tail, int batch, cudaStream_t stream) {
+  Pack<<<1, 256, 0, stream>>>(scalars, loss_partials, not_finite, tail, batch);
   return cudaGetLastError();
 }
 

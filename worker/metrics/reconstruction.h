@@ -10,7 +10,7 @@ namespace hierad {
 // `predicted` equals `input`.
 struct Reconstruction {
   int64_t samples = 0, channels = 0;
-  std::vector<int64_t> size;   // per axis: one or two
+  std::vector<int64_t> size;   // per axis: one or two; a video is so many images
   std::vector<float> input, predicted;
   std::vector<uint8_t> masked;
 };

@@ -208,25 +208,14 @@ int64_t Hiera::loss_elements() const {
 
 ReconstructResult Hiera::Reconstruct(const BatchTensors& batch, Rewrite rewrite) const {
   const Geometry& g = parts_->geometry;
-  const int64_t B = batch.x.size(0), N = g.num_tokens_final, size = g.pred_stride, channels = batch.x.size(1);
+  const int64_t B = batch.x.size(0), N = g.num_tokens_final;
   // In FAIR's order, which is that of the true places of a mask over the final grid.
   const at::Tensor pred = Forward(batch, {.rewrite = rewrite, .keep_outputs = true}).pred.to(at::kFloat);
-  const at::Tensor removed = batch.units.narrow(1, g.num_kept, g.num_mask_units - g.num_kept).reshape({-1});
-  const at::Tensor places = parts_->final_tokens.view({g.num_mask_units, -1}).index_select(0, removed).view({B, -1});
-  const at::Tensor masked = at::zeros({B, N}, places.options().dtype(at::kBool)).scatter_(1, places, true);
-  at::Tensor patches = parts_->Patches(batch.x).clone().view({B * N, g.pred_dim});
-  const at::Tensor index = masked.view({-1}).nonzero().view({-1});
-  at::Tensor values = pred;
-  if (g.spec.norm_target()) {
-    const auto [variance, mean] = at::var_mean(patches, at::OptionalIntArrayRef({-1}), std::optional<at::Scalar>(1), true);
-    values = pred * (variance.index_select(0, index) + 1e-6).sqrt() + mean.index_select(0, index);
-  }
-  patches.index_copy_(0, index, values);
-  const auto as_input = [&](const at::Tensor& x) {   // Patches, undone
-    if (g.dims == 1) return x.reshape({B, -1, size, channels}).permute({0, 3, 1, 2}).reshape(batch.x.sizes());
-    return x.reshape({B, g.tokens_final[0], g.tokens_final[1], channels, size, size}).permute({0, 3, 1, 4, 2, 5}).reshape(batch.x.sizes());
-  };
-  return {as_input(patches), as_input(masked.view({B * N, 1}).expand({B * N, g.pred_dim}))};
+  const at::Tensor units = batch.units.narrow(1, g.num_kept, g.num_mask_units - g.num_kept).reshape({-1});
+  const at::Tensor places = parts_->final_tokens.view({g.num_mask_units, -1}).index_select(0, units).view({B, -1});
+  const at::Tensor removed = at::zeros({B, N}, places.options().dtype(at::kBool)).scatter_(1, places, true);
+  const at::Tensor index = removed.view({-1}).nonzero().view({-1});
+  return {at::zeros({B * N, g.pred_dim}, pred.options()).index_copy_(0, index, pred).view({B, N, g.pred_dim}), removed};
 }
 
 at::Tensor Hiera::Features(const BatchTensors& batch, Rewrite rewrite) const {

@@ -39,10 +39,10 @@ struct ForwardOptions {
   bool keep_outputs = false;   // fill pred, label and intermediates
 };
 
-// Both like the input, [B, in_chans, input_size...].
+// By final token, row-major.
 struct ReconstructResult {
-  at::Tensor predicted;   // the input, with predictions in the place of what was removed
-  at::Tensor masked;      // bool
+  at::Tensor pred;      // [B, tokens, pred_dim] fp32, 0 where the token was kept
+  at::Tensor removed;   // [B, tokens] bool
 };
 
 struct ForwardResult {
@@ -59,7 +59,7 @@ class Hiera {
   ~Hiera();
 
   ForwardResult Forward(const BatchTensors& batch, const ForwardOptions& options) const;
-  // MAE, 1-D and 2-D.
+  // MAE.
   ReconstructResult Reconstruct(const BatchTensors& batch, Rewrite rewrite) const;
   // [B, encoder_dim_out] fp32. MAE: fused encoder output after encoder_norm, mean over tokens, `batch.units` all kept.
   // Classify: what the head sees, norm(mean over tokens).

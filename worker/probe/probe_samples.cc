@@ -1,6 +1,7 @@
 #include "worker/probe/probe_samples.h"
 
 #include <algorithm>
+#include <cstddef>
 #include <memory>
 #include <string_view>
 #include <utility>
@@ -27,18 +28,22 @@ absl::StatusOr<ProbeSamples> ReadProbeSamples(const v1::JobSpec& spec, const std
   samples.size = geometry.spec.in_chans();
   for (int64_t axis : geometry.input_size) samples.size *= axis;
   for (int64_t k = 0; k < dataset->num_classes(); ++k) samples.class_names.push_back(dataset->class_name(k));
+  const RowFormat& format = dataset->row_format();
+  std::vector<float> x(samples.size);
   for (;;) {
     const absl::StatusOr<MicroBatch> batch = loader->Next();
     if (absl::IsOutOfRange(batch.status())) break;
     RETURN_IF_ERROR(batch.status());
     for (int b = 0; b < batch->real; ++b) {
-      const float* x = batch->x_BCS + b * samples.size;
       if (batch->labels_B[b] < 0) continue;
-      if (!seen->insert(Sha256Hex({reinterpret_cast<const char*>(x), samples.size * sizeof(float)})).second) {
+      if (!ConvertRow(format, static_cast<const std::byte*>(batch->x_BCS) + b * format.row_bytes(), Visit{}, /*draws=*/false, x.data())) {
+        return dataset->NotFinite(batch->visit_ids_B[b]);
+      }
+      if (!seen->insert(Sha256Hex({reinterpret_cast<const char*>(x.data()), samples.size * sizeof(float)})).second) {
         ++samples.copies;
         continue;
       }
-      samples.x_NCS.insert(samples.x_NCS.end(), x, x + samples.size);
+      samples.x_NCS.insert(samples.x_NCS.end(), x.begin(), x.end());
       samples.labels_N.push_back(static_cast<int32_t>(batch->labels_B[b]));
       samples.indices_N.push_back(static_cast<int64_t>(batch->visit_ids_B[b]));
     }

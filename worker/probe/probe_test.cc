@@ -33,8 +33,9 @@ class FakeStep : public Step {
   absl::StatusOr<std::vector<float>> Features(const MicroBatch& batch) override {
     std::vector<float> features;
     for (int b = 0; b < batch.real; ++b) {
+      const auto* const x = static_cast<const float*>(batch.x_BCS);
       float squares = 0;
-      for (int64_t i = 0; i < size_; ++i) squares += batch.x_BCS[b * size_ + i] * batch.x_BCS[b * size_ + i];
+      for (int64_t i = 0; i < size_; ++i) squares += x[b * size_ + i] * x[b * size_ + i];
       features.push_back(trained_ ? squares : 0);
       features.push_back(1);
     }

@@ -9,6 +9,7 @@
 #include <ATen/core/Tensor.h>
 
 #include "absl/functional/function_ref.h"
+#include "base/plan/rows.h"
 
 namespace hierad {
 
@@ -30,6 +31,8 @@ class Accelerator {
   virtual void Capture(absl::FunctionRef<void()> body) = 0;
   virtual void Replay() = 0;
   virtual int64_t peak_memory_bytes() const = 0;
+  // Inside Within(): enqueues the conversion; all that it points to lies on the device.
+  virtual void ConvertRows(const RowBatch<float>& batch) = 0;
 
   // Moments of a step, on the stream's own clock; also inside Capture, where each Replay passes them again.
   enum class Moment { kBegin, kForwardDone, kBackwardDone, kReduced, kUpdated };

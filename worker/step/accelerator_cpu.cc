@@ -5,6 +5,7 @@
 #include <string>
 
 #include "base/clock.h"
+#include "worker/kernels/reference/input.h"
 #include "worker/step/accelerator.h"
 
 namespace hierad {
@@ -30,6 +31,7 @@ class CpuAccelerator : public Accelerator {
     }
     return 0;
   }
+  void ConvertRows(const RowBatch<float>& batch) override { reference::ConvertInput(batch); }
   void Mark(Moment moment) override { at_[int(moment)] = Clock::System().Monotonic(); }
   double Between(Moment from, Moment to) const override {
     return std::chrono::duration<double>(at_[int(to)] - at_[int(from)]).count();

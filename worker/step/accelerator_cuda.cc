@@ -6,6 +6,7 @@
 #include <c10/cuda/CUDACachingAllocator.h>
 #include <c10/cuda/CUDAGuard.h>
 
+#include "worker/kernels/kernels.h"
 #include "worker/step/accelerator.h"
 
 namespace hierad {
@@ -63,6 +64,8 @@ class CudaAccelerator : public Accelerator {
     const auto stats = c10::cuda::CUDACachingAllocator::getDeviceStats(0);
     return stats.reserved_bytes[0].peak;
   }
+
+  void ConvertRows(const RowBatch<float>& batch) override { C10_CUDA_CHECK(kernels::ConvertInput(batch, stream_.stream())); }
 
   // An external record is a node of the graph: each replay takes the time anew.
   void Mark(Moment moment) override {

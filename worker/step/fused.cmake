@@ -1,4 +1,4 @@
-add_library(hierad_step_defaults STATIC step.cc)
+add_library(hierad_step_defaults STATIC reconstruct.cc step.cc)
 target_link_libraries(hierad_step_defaults PUBLIC hierad_base)
 
 # The fused step: no LibTorch in it, so that its tests show that it needs none.

@@ -19,11 +19,13 @@
 #include "base/clock.h"
 #include "base/random.h"
 #include "base/status.h"
+#include "worker/kernels/algorithm_table.h"
 #include "worker/kernels/kernels.h"
 #include "worker/model/initialize.h"
 #include "worker/step/fused_layout.h"
 #include "worker/step/fused_op_gpu.h"
 #include "worker/step/lanes.h"
+#include "worker/step/reconstruct.h"
 #include "worker/step/record_reader.h"
 #include "worker/step/step.h"
 
@@ -53,6 +55,13 @@ absl::StatusOr<Pinned<V>> AllocatePinned(size_t count, unsigned flags = cudaHost
   V* p = nullptr;
   RETURN_IF_ERROR(CudaStatus(cudaHostAlloc(reinterpret_cast<void**>(&p), count * sizeof(V), flags), "allocating pinned host memory"));
   return Pinned<V>(p);
+}
+
+// Returns when the bytes are there: a small copy from pageable memory may still be under way when cudaMemcpy returns, and streams
+// that do not block would overtake it.
+absl::Status CopyToGpu(void* to, const void* from, int64_t bytes, const char* what) {
+  RETURN_IF_ERROR(CudaStatus(cudaMemcpy(to, from, size_t(bytes), cudaMemcpyHostToDevice), what));
+  return CudaStatus(cudaStreamSynchronize(cudaStreamLegacy), what);
 }
 
 // The arenas of one plan on the device, its constants in place.
@@ -88,9 +97,9 @@ class DeviceArenas {
       RETURN_IF_ERROR(CudaStatus(cudaMemset(memory, 0, p.arena_bytes[i]), "clearing GPU memory"));
     }
     for (const Constant& constant : p.constants) {
-      RETURN_IF_ERROR(CudaStatus(cudaMemcpy(arenas->addresses.At(constant.tensor), constant.bytes.data(), constant.bytes.size(),
-                                            cudaMemcpyHostToDevice), "copying an index table"));
+      RETURN_IF_ERROR(CopyToGpu(arenas->addresses.At(constant.tensor), constant.bytes.data(), int64_t(constant.bytes.size()), "copying an index table"));
     }
+    RETURN_IF_ERROR(CudaStatus(cudaStreamSynchronize(cudaStreamLegacy), "clearing GPU memory"));
     return arenas;
   }
 
@@ -144,7 +153,7 @@ class SavedState : public StateSnapshot {
 class FusedGpuStep : public Step {
  public:
   FusedGpuStep(const StepOptions& options, const ParameterTable& table, Communicator* communicator)
-      : spec_(options.spec), options_beside_(options.beside), table_(table), communicator_(*communicator) {}
+      : spec_(options.spec), options_beside_(options.beside), epilogues_(options.epilogues), table_(table), communicator_(*communicator) {}
 
   ~FusedGpuStep() override {
     if (stream_ != nullptr) cudaStreamSynchronize(stream_);   // what is enqueued refers to memory of this object
@@ -189,7 +198,7 @@ class FusedGpuStep : public Step {
     ToPlanOrder(plan(), state.parameters.data(), flat.data());
     const std::vector<float> moments = MomentsOf(plan(), plan().options.rank, state);
     for (const auto& [to, from] : {std::pair<TensorId, const std::vector<float>*>{plan().master, &flat}, {plan().moments, &moments}}) {
-      RETURN_IF_ERROR(CudaStatus(cudaMemcpy(Get<float>(to), from->data(), from->size() * sizeof(float), cudaMemcpyHostToDevice), "copying a state to the GPU"));
+      RETURN_IF_ERROR(CopyToGpu(Get<float>(to), from->data(), int64_t(from->size() * sizeof(float)), "copying a state to the GPU"));
     }
     RETURN_IF_ERROR(RefreshComputeCopyOnGpu(arenas_->addresses, stream_));
     RETURN_IF_ERROR(Synchronize());
@@ -198,7 +207,7 @@ class FusedGpuStep : public Step {
     ASSIGN_OR_RETURN(const StepRecord before, ReadRecord());
     StepRecord r{};
     r.step = state.step, r.updates = state.updates, r.nan_in_row = state.nan_steps_in_row, r.published = before.published;
-    RETURN_IF_ERROR(CudaStatus(cudaMemcpy(Get<StepRecord>(plan().record), &r, sizeof r, cudaMemcpyHostToDevice), "copying the counters"));
+    RETURN_IF_ERROR(CopyToGpu(Get<StepRecord>(plan().record), &r, sizeof r, "copying the counters"));
     given_ = r.published;
     reader_->SkipTo(given_);
     features_are_fresh_ = false;
@@ -309,7 +318,33 @@ class FusedGpuStep : public Step {
                                "copying the loss"));
     double sum = 0;
     for (double partial : partials) sum += partial;
-    return LossSum{sum, double(batch.real) * double(LossElements(plan().geometry))};
+    uint64_t not_finite = 0;
+    RETURN_IF_ERROR(CudaStatus(cudaMemcpy(&not_finite, Get<uint64_t>(plan().not_finite), sizeof not_finite, cudaMemcpyDeviceToHost), "copying the loss"));
+    RETURN_IF_ERROR(CudaStatus(cudaMemsetAsync(Get<uint64_t>(plan().not_finite), 0, sizeof not_finite, stream_), "clearing the loss"));
+    return LossSum{sum, double(batch.real) * double(LossElements(plan().geometry)), VisitOf(not_finite)};
+  }
+
+  absl::StatusOr<Reconstruction> Reconstruct(const MicroBatch& batch) override {
+    const Geometry& g = plan().geometry;
+    if (g.spec.task() != "mae") return Step::Reconstruct(batch);
+    if (batch.real == 0) return PutBack(g, 0, nullptr, {}, {});
+    RETURN_IF_ERROR(Evaluate(batch).status());   // nothing has written over what it predicted
+    const auto to_host = [](const void* from, auto* to) {
+      return CudaStatus(cudaMemcpy(to->data(), from, to->size() * sizeof((*to)[0]), cudaMemcpyDeviceToHost), "copying pictures from the GPU");
+    };
+    std::vector<float> x(plan().tensors[plan().x].bytes / plan().batch * batch.real / int64_t(sizeof(float)));
+    std::vector<uint8_t> keep_mask(batch.real * g.num_mask_units);
+    std::vector<float> pred(batch.real * g.num_tokens_final * g.pred_dim);
+    RETURN_IF_ERROR(to_host(Get<float>(plan().x), &x));
+    RETURN_IF_ERROR(to_host(Get<uint8_t>(plan().keep_mask), &keep_mask));
+    if (plan().options.compute == ComputeType::kBF16) {
+      std::vector<uint16_t> narrow(pred.size());
+      RETURN_IF_ERROR(to_host(arenas_->addresses.At(plan().pred), &narrow));
+      for (size_t i = 0; i < narrow.size(); ++i) pred[i] = std::bit_cast<float>(uint32_t{narrow[i]} << 16);
+    } else {
+      RETURN_IF_ERROR(to_host(arenas_->addresses.At(plan().pred), &pred));
+    }
+    return PutBack(g, batch.real, x.data(), RemovedTokens(g, batch.real, keep_mask.data()), pred);
   }
 
   absl::StatusOr<std::vector<float>> Features(const MicroBatch& batch) override {
@@ -352,7 +387,7 @@ class FusedGpuStep : public Step {
     cudaDeviceProp device{};
     cudaGetDeviceProperties(&device, 0);
     return absl::StrCat("fused on ", device.name, ", ", spec_.step().precision(), ", ", plan().forward_backward.size() + plan().update.size(),
-                        " operations in ", spec_.step().accumulation() == 1 ? "one graph" : "two graphs", ", ", plan().TotalBytes() >> 20, " MiB planned");
+                        " operations in ", spec_.step().accumulation() == 1 ? "one graph" : "two graphs", ", ", plan().TotalBytes() >> 20, " MiB planned, ", gemm_->known_algorithms(), " products by a table");
   }
 
   // Times the candidates of every product on what the arenas hold now, and records the graphs again.
@@ -360,9 +395,12 @@ class FusedGpuStep : public Step {
     GpuContext context = Context();
     context.tune = true;
     for (const Op& op : plan().forward_backward) {
-      if (std::holds_alternative<Gemm>(op.args)) RETURN_IF_ERROR(RunOpOnGpu(op, arenas_->addresses, context));
+      if (std::holds_alternative<Gemm>(op.args) || std::holds_alternative<GemmGelu>(op.args) || std::holds_alternative<GemmGeluBackward>(op.args)) {
+        RETURN_IF_ERROR(RunOpOnGpu(op, arenas_->addresses, context));
+      }
     }
     RETURN_IF_ERROR(Synchronize());
+    RETURN_IF_ERROR(kernels::CacheAlgorithms(kernels::AlgorithmTableName(), gemm_->WriteTable()));
     return Record();
   }
 
@@ -370,7 +408,7 @@ class FusedGpuStep : public Step {
   const Plan& plan() const { return arenas_->plan; }
   template <typename V>
   V* Get(TensorId id) const { return arenas_->addresses.Get<V>(id); }
-  GpuContext Context() const { return {gemm_.get(), stream_, 0, spec_.step().tf32(), &communicator_, false}; }
+  GpuContext Context() const { return {gemm_.get(), stream_, 0, spec_.step().tf32(), &communicator_, false, epilogues_}; }
   // What NCCL says of the others, with the place; then nothing of it is left under way that this process would wait for.
   absl::Status CheckPeers() {
     absl::Status status = communicator_.CheckAsync();
@@ -529,14 +567,13 @@ class FusedGpuStep : public Step {
     ASSIGN_OR_RETURN(const std::vector<float> by_table, Parameters());
     std::vector<float> flat(features_->plan.flat_size, 0.0f);
     ToPlanOrder(features_->plan, by_table.data(), flat.data());
-    RETURN_IF_ERROR(CudaStatus(cudaMemcpy(features_->addresses.At(features_->plan.master), flat.data(), flat.size() * sizeof(float), cudaMemcpyHostToDevice),
-                               "copying parameters"));
+    RETURN_IF_ERROR(CopyToGpu(features_->addresses.At(features_->plan.master), flat.data(), int64_t(flat.size() * sizeof(float)), "copying parameters"));
     features_are_fresh_ = true;
     return RefreshComputeCopyOnGpu(features_->addresses, stream_);
   }
 
   const v1::JobSpec spec_;
-  const bool options_beside_;
+  const bool options_beside_, epilogues_;
   const ParameterTable table_;
   Communicator& communicator_;
   cudaStream_t stream_ = nullptr, beside_ = nullptr, reductions_ = nullptr, copy_ = nullptr, saving_ = nullptr;
@@ -578,7 +615,7 @@ absl::StatusOr<std::unique_ptr<Step>> MakeFusedGpuStep(const StepOptions& option
   const ComputeType compute = options.spec.step().precision() == "bf16" ? ComputeType::kBF16 : ComputeType::kF32;
   StepOptions here = options;
   here.spec.mutable_resources()->set_ranks(communicator->size());
-  PlanOptions plan_options{.compute = compute, .rank = communicator->rank()};
+  PlanOptions plan_options{.compute = compute, .rank = communicator->rank(), .rows = options.rows};
   if (options.bucket_elements > 0) plan_options.bucket_elements = options.bucket_elements;
   ASSIGN_OR_RETURN(Plan plan, Plan::Make(here.spec, plan_options));
   auto step = std::make_unique<FusedGpuStep>(here, table, communicator);

@@ -4,6 +4,7 @@
 
 #include <atomic>
 #include <cstring>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -59,6 +60,9 @@ inline absl::Status CheckLabels(const MicroBatch& batch, const Geometry& g) {
   return absl::OkStatus();
 }
 
+// Of StepRecord::not_finite.
+inline std::optional<uint64_t> VisitOf(uint64_t not_finite) { return not_finite == 0 ? std::nullopt : std::optional(not_finite - 1); }
+
 // What the host hears of a step.
 inline StepResult ResultOf(const StepRecord& r) {
   StepResult result;
@@ -69,6 +73,8 @@ inline StepResult ResultOf(const StepRecord& r) {
   result.nan_in_row = r.nan_in_row;
   result.halted = r.halted != 0;
   result.signals = {(r.signals & 1) != 0, (r.signals & 2) != 0};
+  result.not_finite_visit = VisitOf(r.not_finite);
+  result.input_not_finite = result.not_finite_visit.has_value() || (r.signals & 4) != 0;
   auto seconds = [&](StepPhase phase) { return double(r.spent_ns[int(phase)]) * 1e-9; };
   result.times = StepResult::Times{seconds(StepPhase::kIdle), seconds(StepPhase::kForward), seconds(StepPhase::kBackward),
                                    seconds(StepPhase::kCommunication), seconds(StepPhase::kOptimizer)};

@@ -28,9 +28,9 @@ class CpuOps {
   explicit CpuOps(const Addresses& addresses) : at_(addresses), plan_(*addresses.plan), g_(plan_.geometry) {}
 
   void operator()(const ConvertInput& o) const {
-    ref::ConvertInput(Scalars(o.scalars), at_.At(o.source), Type(o.source), Ids(o.source_ids), Ids(o.source_labels),
-                      at_.Get<float>(o.scale), at_.Get<float>(o.shift), Real(o.x), Ids(o.visit_ids), Ids(o.labels), o.batch,
-                      o.channels, o.samples);
+    ref::ConvertInput<S>({at_.Get<StepScalars>(o.scalars), at_.At(o.source), Type(o.source), Ids(o.source_ids), Ids(o.source_labels),
+                          at_.Get<float>(o.offset), at_.Get<float>(o.scale), Real(o.x), Ids(o.visit_ids), Ids(o.labels),
+                          at_.Get<uint64_t>(o.not_finite), o.batch, o.rules});
   }
   void operator()(const DrawMask& o) const {
     ref::DrawMask(Scalars(o.scalars), Ids(o.visit_ids), Bytes(o.keep_mask), Ints(o.keep_idx), o.batch, o.mask_units, o.kept);
@@ -67,7 +67,10 @@ class CpuOps {
     (*this)(o.residual);
     (*this)(o.norm);
   }
-  void operator()(const Gelu& o) const { ref::Gelu<T, S>(Narrow(o.h), Narrow(o.g), o.size); }
+  void operator()(const GemmGelu& o) const {
+    ref::Gemm(Narrow(o.a), Narrow(o.b), Narrow(o.h), Real(o.bias), o.m, o.n, o.k, false, true, false);
+    ref::Gelu<T, S>(Narrow(o.h), Narrow(o.g), o.m * o.n);
+  }
   void operator()(const FusionGather& o) const {
     const ref::FusionShape shape{o.batch, o.kept, o.finals, o.taps, o.dim};
     if (IsReal(o.rows)) {
@@ -80,8 +83,24 @@ class CpuOps {
     ref::DecoderAssemble({o.batch, o.mask_units, o.kept, o.finals, o.dim}, Narrow(o.y), Real(o.mask_token), Real(o.position),
                          Bytes(o.keep_mask), Ints(o.order), Real(o.x));
   }
+  void operator()(const TakeMasked& o) const {
+    const ref::DecoderShape shape{o.batch, o.mask_units, o.kept, o.finals, o.dim};
+    if (IsReal(o.x)) {
+      ref::TakeMasked(shape, Real(o.x), Bytes(o.keep_mask), Ints(o.order), Real(o.rows));
+    } else {
+      ref::TakeMasked(shape, Narrow(o.x), Bytes(o.keep_mask), Ints(o.order), Narrow(o.rows));
+    }
+  }
+  void operator()(const PutMasked& o) const {
+    const ref::DecoderShape shape{o.batch, o.mask_units, o.kept, o.finals, o.dim};
+    if (IsReal(o.x)) {
+      ref::PutMasked(shape, Real(o.rows), Bytes(o.keep_mask), Ints(o.order), Real(o.x));
+    } else {
+      ref::PutMasked(shape, Narrow(o.rows), Bytes(o.keep_mask), Ints(o.order), Narrow(o.x));
+    }
+  }
   void operator()(const MaeLoss& o) const {
-    ref::MaeLoss(Scalars(o.scalars), {o.batch, o.mask_units, o.finals, o.pred_dim, o.sample_size, o.norm_target, o.accumulate},
+    ref::MaeLoss(Scalars(o.scalars), {o.batch, o.mask_units, o.kept, o.finals, o.pred_dim, o.sample_size, o.norm_target, o.accumulate},
                  Narrow(o.pred), Real(o.x), Bytes(o.keep_mask), Ints(o.order), Ints(o.label_index), Narrow(o.dpred),
                  at_.Get<double>(o.partials));
   }
@@ -119,8 +138,9 @@ class CpuOps {
     ref::ResidualBackward(at_.Get<StepScalars>(o.scalars), Ids(o.visit_ids), {o.rate, o.block, o.which}, Real(o.dout), Narrow(o.dy),
                           o.batch, o.tokens * o.dim);
   }
-  void operator()(const GeluBackward& o) const {
-    ref::GeluBackward(Narrow(o.h), Narrow(o.dg), Narrow(o.dh), Narrow(o.g), Real(o.dh_parts), o.rows, o.cols, o.num_parts);
+  void operator()(const GemmGeluBackward& o) const {
+    ref::Gemm(Narrow(o.a), Narrow(o.b), Narrow(o.dh), static_cast<const S*>(nullptr), o.m, o.n, o.k, false, false, false);
+    ref::GeluBackward(Narrow(o.h), Narrow(o.dh), Narrow(o.dh), Narrow(o.g), Real(o.dh_parts), o.m, o.n, o.num_parts);
   }
   void operator()(const FusionGatherBackward& o) const {
     const ref::FusionShape shape{o.batch, o.kept, o.finals, o.taps, o.dim};
@@ -143,7 +163,7 @@ class CpuOps {
   void operator()(const DropoutBackward& o) const {
     ref::Dropout<T, S>(Scalars(o.scalars), Ids(o.visit_ids), Narrow(o.dy), Narrow(o.dx), o.batch, o.dim, o.rate);
   }
-  void operator()(const PackTail& o) const { ref::PackTail(Scalars(o.scalars), at_.Get<double>(o.loss_partials), Real(o.tail), o.batch); }
+  void operator()(const PackTail& o) const { ref::PackTail(Scalars(o.scalars), at_.Get<double>(o.loss_partials), *at_.Get<uint64_t>(o.not_finite), Real(o.tail), o.batch); }
   void operator()(const UnpackTail& o) const {
     ref::UnpackTail(Real(o.tail), at_.Get<double>(o.loss_partials), at_.Get<StepRecord>(o.record), o.batch);
   }
@@ -153,7 +173,7 @@ class CpuOps {
   void operator()(const GatherMoments&) const {}
   void operator()(const GatherMatrices&) const {}
   void operator()(const Mark& o) const { ref::Mark(Scalars(o.scalars), at_.Get<StepRecord>(o.record), o.phase); }
-  void operator()(const PublishRecord& o) const { ref::PublishRecord(at_.Get<StepRecord>(o.record), at_.Get<RecordSlot>(o.ring)); }
+  void operator()(const PublishRecord& o) const { ref::PublishRecord(at_.Get<StepRecord>(o.record), at_.Get<uint64_t>(o.not_finite), at_.Get<RecordSlot>(o.ring)); }
   void operator()(const SnapshotState& o) const {
     ref::SnapshotState(Real(o.master), Real(o.moments), *at_.Get<StepRecord>(o.record), plan_.flat_size, plan_.num_moments,
                        at_.Get<char>(o.snapshot));

@@ -3,6 +3,7 @@
 #include "absl/strings/str_cat.h"
 #include "base/status.h"
 #include "worker/kernels/attention.h"
+#include "worker/kernels/gemm_gelu.h"
 #include "worker/kernels/kernels.h"
 
 namespace hierad {
@@ -24,6 +25,24 @@ class GpuOps {
     if (bias != nullptr && kNarrow && !wide) bias = Compute(o.bias);
     if (context_.tune) return context_.gemm->Tune(shape, at_.At(o.a), at_.At(o.b), at_.At(o.c), bias, stream_);
     return context_.gemm->Run(shape, at_.At(o.a), at_.At(o.b), at_.At(o.c), bias, stream_, context_.lane);
+  }
+  // With the elementwise part in the product's epilogue where there is such a kernel, else behind it.
+  absl::Status operator()(const GemmGelu& o) const {
+    if (InEpilogue(o)) {
+      const k::GemmGeluForward product{o.m, o.n, o.k, at_.At(o.a), at_.At(o.b), Real(o.bias), at_.At(o.h), at_.At(o.g)};
+      return context_.tune ? absl::OkStatus() : CudaStatus(k::RunGemmGelu(product, stream_), "a product with GELU");
+    }
+    RETURN_IF_ERROR((*this)(Gemm{o.a, o.b, o.h, o.bias, o.m, o.n, o.k, false, true, false}));
+    return context_.tune ? absl::OkStatus() : CudaStatus(k::Gelu(Narrow(o.h), Narrow(o.g), o.m * o.n, stream_), "a kernel's launch");
+  }
+  absl::Status operator()(const GemmGeluBackward& o) const {
+    if (InEpilogue(o)) {
+      const k::GemmGeluBackward product{o.m, o.n, o.k, at_.At(o.a), at_.At(o.b), at_.At(o.h), at_.At(o.dh), at_.At(o.g), Real(o.dh_parts)};
+      return context_.tune ? absl::OkStatus() : CudaStatus(k::RunGemmGeluBackward(product, stream_), "a product with GELU's backward");
+    }
+    RETURN_IF_ERROR((*this)(Gemm{o.a, o.b, o.dh, kNone, o.m, o.n, o.k, false, false, false}));
+    if (context_.tune) return absl::OkStatus();
+    return CudaStatus(k::GeluBackward(Narrow(o.h), Narrow(o.dh), Narrow(o.dh), Narrow(o.g), Real(o.dh_parts), o.m, int(o.n), int(o.num_parts), stream_), "a kernel's launch");
   }
   absl::Status operator()(const BatchedGemm& o) const {
     constexpr bool kNarrow = sizeof(T) != sizeof(float);
@@ -94,9 +113,14 @@ class GpuOps {
     }
     return o.tail == kNone ? absl::OkStatus() : context_.communicator->AllReduceSum(Real(o.tail), kGradientTail, stream_);
   }
+  template <typename O>
+  bool InEpilogue(const O& o) const {
+    return sizeof(T) != sizeof(float) && context_.epilogues && k::TakesGemmGelu(o.m, o.n, o.k);
+  }
   cudaError_t Launch(const ConvertInput& o) const {
-    return k::ConvertInput(Scalars(o.scalars), at_.At(o.source), SourceType(o.source), Ids(o.source_ids), Ids(o.source_labels),
-                           Real(o.scale), Real(o.shift), Real(o.x), Ids(o.visit_ids), Ids(o.labels), o.batch, o.channels, o.samples, stream_);
+    return k::ConvertInput({Scalars(o.scalars), at_.At(o.source), plan_.tensors[o.source].dtype, Ids(o.source_ids), Ids(o.source_labels),
+                            Real(o.offset), Real(o.scale), Real(o.x), Ids(o.visit_ids), Ids(o.labels),
+                            at_.Get<uint64_t>(o.not_finite), o.batch, o.rules}, stream_);
   }
   cudaError_t Launch(const DrawMask& o) const {
     return k::DrawMask(Scalars(o.scalars), Ids(o.visit_ids), Bytes(o.keep_mask), Ints(o.keep_idx), int(o.batch), int(o.mask_units),
@@ -164,10 +188,6 @@ class GpuOps {
     return k::ResidualBackward(Scalars(o.scalars), Ids(o.visit_ids), {o.rate, o.block, o.which}, Real(o.dout), Narrow(o.dy), o.batch,
                                o.tokens * o.dim, stream_);
   }
-  cudaError_t Launch(const Gelu& o) const { return k::Gelu(Narrow(o.h), Narrow(o.g), o.size, stream_); }
-  cudaError_t Launch(const GeluBackward& o) const {
-    return k::GeluBackward(Narrow(o.h), Narrow(o.dg), Narrow(o.dh), Narrow(o.g), Real(o.dh_parts), o.rows, int(o.cols), int(o.num_parts), stream_);
-  }
   cudaError_t Launch(const FusionGather& o) const {
     const k::FusionShape s{int(o.batch), int(o.kept), int(o.finals), int(o.taps), int(o.dim)};
     return IsReal(o.rows) ? k::FusionGather(s, Real(o.x), Ints(o.order), Real(o.rows), stream_)
@@ -187,8 +207,18 @@ class GpuOps {
     return k::DecoderAssembleBackward(s, Real(o.dx), Bytes(o.keep_mask), Ints(o.order), Narrow(o.dy), Real(o.dmask_token), Real(o.dposition),
                                       Real(o.scratch), o.accumulate, stream_);
   }
+  template <typename O>
+  k::MaskedShape Masked(const O& o) const {
+    return {int(o.batch), int(o.mask_units), int(o.kept), int(o.finals), int(o.dim * (IsReal(o.x) ? sizeof(float) : sizeof(T)))};
+  }
+  cudaError_t Launch(const TakeMasked& o) const {
+    return k::TakeMasked(Masked(o), at_.At(o.x), Bytes(o.keep_mask), Ints(o.order), at_.At(o.rows), stream_);
+  }
+  cudaError_t Launch(const PutMasked& o) const {
+    return k::PutMasked(Masked(o), at_.At(o.rows), Bytes(o.keep_mask), Ints(o.order), at_.At(o.x), stream_);
+  }
   cudaError_t Launch(const MaeLoss& o) const {
-    const k::MaeLossShape s{int(o.batch), int(o.mask_units), int(o.finals), int(o.pred_dim), o.sample_size, o.norm_target, o.accumulate};
+    const k::MaeLossShape s{int(o.batch), int(o.mask_units), int(o.kept), int(o.finals), int(o.pred_dim), o.sample_size, o.norm_target, o.accumulate};
     return k::MaeLoss(Scalars(o.scalars), s, Narrow(o.pred), Real(o.x), Bytes(o.keep_mask), Ints(o.order), Ints(o.label_index),
                       Narrow(o.dpred), Doubles(o.partials), stream_);
   }
@@ -222,14 +252,14 @@ class GpuOps {
                            o.size, int(o.batch), o.own_signals, stream_);
   }
   cudaError_t Launch(const PackTail& o) const {
-    return k::PackTail(Scalars(o.scalars), Doubles(o.loss_partials), Real(o.tail), int(o.batch), stream_);
+    return k::PackTail(Scalars(o.scalars), Doubles(o.loss_partials), at_.Get<uint64_t>(o.not_finite), Real(o.tail), int(o.batch), stream_);
   }
   cudaError_t Launch(const UnpackTail& o) const {
     return k::UnpackTail(Real(o.tail), Doubles(o.loss_partials), at_.Get<StepRecord>(o.record), int(o.batch), stream_);
   }
   cudaError_t Launch(const Mark& o) const { return k::Mark(Scalars(o.scalars), at_.Get<StepRecord>(o.record), o.phase, stream_); }
   cudaError_t Launch(const PublishRecord& o) const {
-    return k::PublishRecord(at_.Get<StepRecord>(o.record), at_.Get<RecordSlot>(o.ring), stream_);
+    return k::PublishRecord(at_.Get<StepRecord>(o.record), at_.Get<uint64_t>(o.not_finite), at_.Get<RecordSlot>(o.ring), stream_);
   }
   cudaError_t Launch(const SnapshotState& o) const {
     std::byte* to = at_.Get<std::byte>(o.snapshot);
@@ -268,14 +298,6 @@ class GpuOps {
   // The copy in T of a master parameter.
   const void* Compute(TensorId master) const {
     return at_.arena[int(Arena::kCompute)] + plan_.tensors[master].offset / int64_t(sizeof(float)) * int64_t(sizeof(T));
-  }
-  k::Source SourceType(TensorId id) const {
-    switch (plan_.tensors[id].dtype) {
-      case DType::kU8: return k::Source::kU8;
-      case DType::kI16: return k::Source::kI16;
-      case DType::kF16: return k::Source::kF16;
-      default: return k::Source::kF32;
-    }
   }
   bool IsReal(TensorId id) const { return plan_.tensors[id].dtype == DType::kF32; }
   float* Real(TensorId id) const { return at_.Get<float>(id); }

@@ -18,6 +18,7 @@ struct GpuContext {
   bool tf32 = false;
   Communicator* communicator = nullptr;   // of a plan of several ranks
   bool tune = false;   // products are timed and their algorithms chosen instead of merely run
+  bool epilogues = true;   // GELU in the epilogue of products, where there is a kernel for it
 };
 
 // Compute types fp32 and bf16.

@@ -147,6 +147,37 @@ TEST(FusedRanksTest, ARankWithoutSamplesReducesAllTheSame) {
 }
 
 // Half the bits on the way: near, and still the same on every rank.
+// One rank has it, all hear of it, none changes.
+TEST(FusedRanksTest, ASampleThatIsNotFiniteIsHeardOfByAll) {
+  RandomJobs jobs(353);
+  v1::JobSpec job = jobs.Next();
+  job.mutable_step()->set_accumulation(1);
+  job.mutable_step()->set_batch_per_rank(2);
+  ForkedRanks together(3, {}, 1 << 20, [&](Communicator* communicator) {
+    const auto geometry = Geometry::From(job.model());
+    auto step = MakeFusedCpuStep({job, false, 1}, ParameterTable::For(*geometry), communicator);
+    if (!step.ok() || !(*step)->Initialize().ok()) return std::string("no step");
+    const int64_t size = RowFormat::Plain(*geometry).rules.channels * RowFormat::Plain(*geometry).rules.samples;
+    std::vector<float> x = Sample(2 * size, 0, communicator->rank());
+    const std::vector<int64_t> labels{0, 1};
+    const std::vector<uint64_t> ids{uint64_t(10 * communicator->rank()), uint64_t(10 * communicator->rank() + 1)};
+    if (communicator->rank() == 1) x[size] = INFINITY;
+    const std::vector<float> before = (*step)->Save()->parameters;
+    std::string heard;
+    for (int s = 0; s < 2; ++s) {
+      const auto result = (*step)->RunAndTake(std::vector{MicroBatch{x.data(), labels.data(), ids.data(), 2, 1}}, 6, 1e-3, {});
+      if (!result.ok()) return std::string(result.status().message());
+      absl::StrAppend(&heard, result->input_not_finite ? "bad " : "good ", result->not_finite_visit.has_value() ? absl::StrCat(*result->not_finite_visit, " ") : "");
+      if (s == 0 && (*step)->Save()->parameters != before) heard += "changed ";
+      x = Sample(2 * size, 1, communicator->rank());
+    }
+    return heard;
+  });
+  EXPECT_EQ(together.Wait(0).output, "bad good ");
+  EXPECT_EQ(together.Wait(1).output, "bad 11 good ");
+  EXPECT_EQ(together.Wait(2).output, "bad good ");
+}
+
 TEST(FusedRanksTest, GradientsMayBeSummedInBfloat16) {
   RandomJobs jobs(131);
   for (int i = 0; i < 2; ++i) {

@@ -14,6 +14,7 @@
 #include "worker/step/fused_executor.h"
 #include "worker/step/fused_layout.h"
 #include "worker/step/fused_op_cpu.h"
+#include "worker/step/reconstruct.h"
 #include "worker/step/record_reader.h"
 #include "worker/step/step.h"
 
@@ -129,7 +130,20 @@ class FusedCpuStep : public Step {
     RETURN_IF_ERROR(Stage(batch, 0, Draw::kEvalMask, executor_.get()));
     executor_->ClearSums();
     RETURN_IF_ERROR(executor_->RunForward());
-    return LossSum{LossNumerator(), double(batch.real) * double(LossElements(executor_->plan().geometry))};
+    return LossSum{LossNumerator(), double(batch.real) * double(LossElements(executor_->plan().geometry)), VisitOf(std::exchange(*executor_->Get<uint64_t>(executor_->plan().not_finite), 0))};
+  }
+
+  absl::StatusOr<Reconstruction> Reconstruct(const MicroBatch& batch) override {
+    const Plan& plan = executor_->plan();
+    const Geometry& g = plan.geometry;
+    if (g.spec.task() != "mae") return Step::Reconstruct(batch);
+    if (batch.real == 0) return PutBack(g, 0, nullptr, {}, {});
+    RETURN_IF_ERROR(Evaluate(batch).status());   // nothing has written over what it predicted
+    std::vector<float> pred(batch.real * g.num_tokens_final * g.pred_dim);
+    for (size_t i = 0; i < pred.size(); ++i) {
+      pred[i] = plan.options.compute == ComputeType::kBF16 ? float(executor_->Get<reference::BFloat16>(plan.pred)[i]) : executor_->Get<float>(plan.pred)[i];
+    }
+    return PutBack(g, batch.real, executor_->Get<float>(plan.x), RemovedTokens(g, batch.real, executor_->Get<uint8_t>(plan.keep_mask)), pred);
   }
 
   absl::StatusOr<std::vector<float>> Features(const MicroBatch& batch) override {
@@ -238,7 +252,7 @@ absl::StatusOr<std::unique_ptr<Step>> MakeFusedCpuStep(const StepOptions& option
   const ComputeType compute = options.spec.step().precision() == "bf16" ? ComputeType::kBF16 : ComputeType::kF32;
   StepOptions here = options;
   here.spec.mutable_resources()->set_ranks(communicator->size());
-  PlanOptions plan_options{.compute = compute, .rank = communicator->rank()};
+  PlanOptions plan_options{.compute = compute, .rank = communicator->rank(), .rows = options.rows};
   if (options.bucket_elements > 0) plan_options.bucket_elements = options.bucket_elements;
   ASSIGN_OR_RETURN(Plan plan, Plan::Make(here.spec, plan_options));
   ASSIGN_OR_RETURN(std::unique_ptr<FusedExecutor> executor, FusedExecutor::Make(std::move(plan), {.communicator = communicator}));

@@ -4,6 +4,7 @@
 #include <cstring>
 #include <limits>
 #include <memory>
+#include <random>
 #include <string>
 #include <vector>
 
@@ -15,6 +16,7 @@
 #include "base/plan/random_jobs.h"
 #include "base/status.h"
 #include "worker/comm/communicator.h"
+#include "worker/data/dataset.h"
 #include "worker/model/hiera.h"
 #include "worker/step/accelerator.h"
 #include "worker/step/fused_testing.h"
@@ -93,7 +95,7 @@ TEST(FusedStepTest, LossAndGradientsEqualLibTorchs) {
         std::copy(values.begin(), values.end(), weights.parameters.mutable_data_ptr<float>() + plan->table.parameters[p].offset);
       }
       const auto accelerator = MakeCpuAccelerator();
-      Staging staging(plan->geometry, job, *accelerator);
+      Staging staging(plan->geometry, job, {}, accelerator.get());
       auto batch = staging.Load(0, samples.batch, Staging::Use::kTrain, weight, real);
       ASSERT_TRUE(batch.ok()) << batch.status();
       const Hiera model(plan->geometry, &weights);
@@ -318,6 +320,126 @@ TEST(FusedStepTest, ResultsAndSnapshotsWaitForWhoeverTakesThem) {
   snapshot.reset();
   EXPECT_TRUE(later.fused->Snapshot().ok());
   EXPECT_EQ(*later.fused->ParameterHash(), *at_once.fused->ParameterHash());
+}
+
+// Rows of one type with rules, and the numbers that the model sees of them.
+struct StoredRows {
+  RowFormat format;
+  std::vector<uint8_t> bytes;
+  std::vector<float> x, x_plain;   // with and without what is drawn
+  std::vector<int64_t> labels;
+  std::vector<uint64_t> ids;
+
+  StoredRows(const v1::JobSpec& job, DType type, int real, uint32_t epoch, std::mt19937* random) : format(RowFormat::Plain(*Geometry::From(job.model()))) {
+    auto unit = [&] { return double((*random)()) / 4294967296.0; };
+    const double widest = type == DType::kU8 ? 255 : type == DType::kI16 ? 32767 : 2;
+    format.type = type;
+    for (float& offset : format.offset) offset = float(widest * unit() / 2);
+    for (float& scale : format.scale) scale = float((1 + unit()) / widest);
+    format.rules.points = std::max<int64_t>(1, format.rules.samples - int64_t((*random)() % 3));
+    format.rules.clip = float(0.9 * widest);
+    format.rules.shift = 2, format.rules.flip = 0.5, format.rules.channel_drop = 0.2;
+    format.rules.amplitude_least = 0.5, format.rules.amplitude_most = 1.5;
+    const int rows = job.step().batch_per_rank();
+    const int64_t values = format.rules.channels * format.rules.samples;
+    bytes.resize(size_t(rows * format.row_bytes()));
+    x.assign(size_t(rows * values), 0.0f), x_plain = x;
+    for (int b = 0; b < rows; ++b) {
+      labels.push_back(b < real ? int64_t((*random)() % uint32_t(job.model().num_classes())) : -1);
+      ids.push_back(b < real ? (*random)() : 0);
+      for (int64_t i = 0; i < values && b < real; ++i) Put(b * values + i, *random);
+      const Visit visit{0, ids.back(), job.seed(), epoch, true};
+      if (b >= real) continue;
+      EXPECT_TRUE(ConvertRow(format, bytes.data() + b * format.row_bytes(), visit, true, x.data() + b * values));
+      EXPECT_TRUE(ConvertRow(format, bytes.data() + b * format.row_bytes(), visit, false, x_plain.data() + b * values));
+    }
+  }
+  void Put(int64_t i, std::mt19937& random) {
+    const auto half = uint16_t((random() & 0x83FF) | (10 + random() % 6) << 10);   // up to 2
+    const float number = float(random()) / 1073741824.0f - 2.0f;
+    switch (format.type) {
+      case DType::kU8: bytes[i] = uint8_t(random()); break;
+      case DType::kI16:
+      case DType::kF16: std::memcpy(bytes.data() + 2 * i, &half, 2); break;
+      default: std::memcpy(bytes.data() + 4 * i, &number, 4); break;
+    }
+  }
+  MicroBatch Stored(int real, uint32_t epoch) const { return {bytes.data(), labels.data(), ids.data(), real, epoch}; }
+  MicroBatch Numbers(bool drawn, int real, uint32_t epoch) const { return {drawn ? x.data() : x_plain.data(), labels.data(), ids.data(), real, epoch}; }
+};
+
+std::unique_ptr<Step> MakeOne(v1::JobSpec job, const char* mode, const RowFormat& rows, Communicator* communicator) {
+  job.mutable_step()->set_mode(mode);
+  StepOptions options{job, false, 1};
+  options.rows = rows;
+  const auto geometry = Geometry::From(job.model());
+  auto step = MakeStep(options, *geometry, ParameterTable::For(*geometry), communicator);
+  EXPECT_TRUE(step.ok()) << step.status();
+  EXPECT_TRUE((*step)->Initialize().ok());
+  return *std::move(step);
+}
+
+// A step converts rows of any type to the very numbers that the host makes of them: same bits after it.
+TEST(FusedStepTest, RowsOfEveryTypeAreTheirNumbersInEveryMode) {
+  at::set_num_threads(1);
+  RandomJobs jobs(109);
+  std::mt19937 random(113);
+  const auto alone = MakeSelfCommunicator();
+  for (int i = 0; i < 16; ++i) {
+    v1::JobSpec job = jobs.Next();
+    job.mutable_step()->set_accumulation(1);
+    const DType type = std::vector{DType::kU8, DType::kI16, DType::kF16, DType::kF32}[i % 4];
+    const char* mode = std::vector{"fused", "eager", "optimized", "graph_safe"}[i / 4];
+    SCOPED_TRACE(absl::StrCat(mode, ", rows ", RowTypeName(type), ": ", job.model().ShortDebugString()));
+    const int rows = job.step().batch_per_rank();
+    const StoredRows first(job, type, rows, 3, &random);
+    const auto stored = MakeOne(job, mode, first.format, alone.get()), numbers = MakeOne(job, mode, {}, alone.get());
+    const auto a = stored->RunAndTake(std::vector{first.Stored(rows, 3)}, rows, 1e-3, {}), b = numbers->RunAndTake(std::vector{first.Numbers(true, rows, 3)}, rows, 1e-3, {});
+    ASSERT_TRUE(a.ok() && b.ok()) << a.status() << b.status();
+    EXPECT_EQ(a->loss, b->loss);
+    EXPECT_EQ(a->grad_norm, b->grad_norm);
+    EXPECT_FALSE(a->input_not_finite);
+    EXPECT_EQ(stored->Save()->parameters, numbers->Save()->parameters);
+    const auto eval = stored->Evaluate(first.Stored(std::max(1, rows - 1), 3)), expected = numbers->Evaluate(first.Numbers(false, std::max(1, rows - 1), 3));
+    ASSERT_TRUE(eval.ok() && expected.ok()) << eval.status() << expected.status();
+    EXPECT_EQ(eval->numerator, expected->numerator);
+    EXPECT_EQ(*stored->Features(first.Stored(rows, 3)), *numbers->Features(first.Numbers(false, rows, 3)));
+    if (HasFailure()) return;
+  }
+}
+
+// The sample is named, by the step that took it alone.
+TEST(FusedStepTest, ASampleThatIsNotFiniteIsNamedInEveryMode) {
+  at::set_num_threads(1);
+  RandomJobs jobs(127);
+  std::mt19937 random(131);
+  const auto alone = MakeSelfCommunicator();
+  for (const char* mode : {"fused", "eager", "optimized", "graph_safe"}) {
+    for (const DType type : {DType::kF32, DType::kF16}) {
+      SCOPED_TRACE(absl::StrCat(mode, ", rows ", RowTypeName(type)));
+      v1::JobSpec job = jobs.Next();
+      job.mutable_step()->set_accumulation(2);
+      job.mutable_step()->set_batch_per_rank(3);
+      StoredRows good(job, type, 3, 3, &random);
+      good.format.rules = RowFormat::Plain(*Geometry::From(job.model())).rules;
+      StoredRows bad = good;
+      const int64_t values = good.format.rules.channels * good.format.rules.samples;
+      if (type == DType::kF32) std::memcpy(bad.bytes.data() + 4 * values, "\0\0\xC0\x7F", 4);
+      else std::memcpy(bad.bytes.data() + 2 * values, "\0\x7C", 2);
+      const auto step = MakeOne(job, mode, good.format, alone.get());
+      const auto run = [&](const MicroBatch& first, const MicroBatch& second) { return *step->RunAndTake(std::vector{first, second}, 6, 1e-3, {}); };
+      EXPECT_FALSE(run(good.Stored(3, 3), good.Stored(3, 3)).input_not_finite);
+      const TrainState before = *step->Save();
+      const StepResult result = run(bad.Stored(3, 3), good.Stored(3, 3));
+      EXPECT_TRUE(result.input_not_finite);
+      EXPECT_EQ(result.not_finite_visit, bad.ids[1]);
+      EXPECT_EQ(step->Save()->parameters, before.parameters);
+      EXPECT_FALSE(run(good.Stored(3, 3), good.Stored(3, 3)).input_not_finite);
+      EXPECT_EQ(step->Evaluate(bad.Stored(3, 3))->not_finite_visit, bad.ids[1]);
+      EXPECT_FALSE(step->Evaluate(good.Stored(3, 3))->not_finite_visit.has_value());
+      EXPECT_FALSE(run(good.Stored(3, 3), good.Stored(1, 3)).input_not_finite);
+    }
+  }
 }
 
 TEST(FusedStepTest, RefusesALabelOutOfRange) {

@@ -58,8 +58,15 @@ class FusedRun {
   void FillInput(uint32_t seed) {
     std::mt19937 random(seed);
     const Plan& p = plan();
-    const int64_t rows = p.batch, size = p.tensors[p.source].bytes / (2 * rows * SizeOf(DType::kF32));
-    for (int64_t i = 0; i < rows * size; ++i) executor_->Get<float>(p.source)[i] = float(2 * Unit(&random));
+    const int64_t rows = p.batch, values = rows * p.options.rows.rules.channels * p.options.rows.rules.samples;
+    for (int64_t i = 0; i < values; ++i) {
+      switch (p.options.rows.type) {
+        case DType::kU8: executor_->Get<uint8_t>(p.source)[i] = uint8_t(random()); break;
+        case DType::kI16: executor_->Get<int16_t>(p.source)[i] = int16_t(random()); break;
+        case DType::kF16: executor_->Get<uint16_t>(p.source)[i] = uint16_t((random() & 0x83FF) | (12 + random() % 5) << 10); break;   // 1/8 to 4
+        default: executor_->Get<float>(p.source)[i] = float(2 * Unit(&random)); break;
+      }
+    }
     for (int64_t b = 0; b < rows; ++b) {
       executor_->Get<int64_t>(p.source_ids)[b] = int64_t(random() % 1000);
       executor_->Get<int64_t>(p.source_labels)[b] = int64_t(random() % std::max(1, p.geometry.spec.num_classes()));

@@ -1,6 +1,7 @@
 #include "worker/step/staging.h"
 
 #include <algorithm>
+#include <cstring>
 
 #include <ATen/ATen.h>
 
@@ -10,16 +11,36 @@
 
 namespace hierad {
 
-Staging::Staging(const Geometry& geometry, const v1::JobSpec& spec, const Accelerator& accelerator)
-    : geometry_(geometry), spec_(spec), accelerator_(accelerator) {
+Staging::Staging(const Geometry& geometry, const v1::JobSpec& spec, const RowFormat& rows, Accelerator* accelerator)
+    : geometry_(geometry), spec_(spec), format_(RowFormat::Or(rows, geometry)), accelerator_(*accelerator) {
   x_shape_ = {spec.step().batch_per_rank(), geometry.spec.in_chans()};
   x_shape_.insert(x_shape_.end(), geometry.input_size.begin(), geometry.input_size.end());
-  const bool cpu = accelerator.device().is_cpu();
-  for (int i = 0; i < (cpu ? 1 : std::max(1, spec.step().accumulation())); ++i) host_.push_back(Allocate(true));
+  const bool cpu = accelerator_.device().is_cpu();
+  for (int i = 0; i < (cpu ? 1 : std::max(1, spec.step().accumulation())); ++i) {
+    host_.push_back(Allocate(true));
+    host_rows_.push_back(AllocateRows(true));
+  }
   if (!cpu) {
     device_ = Allocate(false);
-    device_.x = at::zeros(x_shape_, at::TensorOptions().device(accelerator.device()));
+    device_rows_ = AllocateRows(false);
   }
+  const auto on_device = at::TensorOptions().device(accelerator_.device());
+  device_.x = at::zeros(x_shape_, on_device);
+  not_finite_ = at::zeros({1}, on_device.dtype(at::kLong));
+  auto constants = [&](const std::vector<float>& values) {
+    return at::from_blob(const_cast<float*>(values.data()), {int64_t(values.size())}).to(on_device.dtype(at::kFloat), /*non_blocking=*/false, /*copy=*/true);
+  };
+  offset_ = constants(format_.offset);
+  scale_ = constants(format_.scale);
+}
+
+Staging::RowTensors Staging::AllocateRows(bool on_host) const {
+  auto make = [&](int64_t size, at::ScalarType type) {
+    return on_host ? accelerator_.HostBuffer({size}, type) : at::empty({size}, at::TensorOptions().device(accelerator_.device()).dtype(type));
+  };
+  RowTensors tensors{{}, make(x_shape_[0], at::kLong), make(sizeof(StepScalars), at::kByte)};
+  if (!on_host) tensors.rows = make(x_shape_[0] * format_.row_bytes(), at::kByte);
+  return tensors;
 }
 
 BatchTensors Staging::Allocate(bool on_host) const {
@@ -81,20 +102,43 @@ absl::Status Staging::Fill(const MicroBatch& batch, Use use, double weight, int6
   return absl::OkStatus();
 }
 
+// Into device_.x. On a GPU the copies are of stored bytes, in the order of the stream.
+void Staging::Convert(int set, const MicroBatch& batch, Use use, int64_t rows) {
+  const bool cpu = accelerator_.device().is_cpu();
+  const RowTensors& host = host_rows_[set];
+  StepScalars scalars{};
+  scalars.seed = spec_.seed(), scalars.real = batch.real, scalars.train = use == Use::kTrain ? 1 : 0;
+  scalars.epoch = use == Use::kTrain ? batch.epoch : 0;
+  std::memcpy(host.scalars.mutable_data_ptr(), &scalars, sizeof scalars);
+  std::memcpy(host.ids.mutable_data_ptr(), batch.visit_ids_B, batch.real * sizeof(int64_t));
+  const void* source = batch.x_BCS;
+  if (!cpu) {
+    device_rows_.ids.copy_(host.ids, /*non_blocking=*/true);
+    device_rows_.scalars.copy_(host.scalars, /*non_blocking=*/true);
+    const int64_t bytes = batch.real * format_.row_bytes();
+    device_rows_.rows.narrow(0, 0, bytes).copy_(at::from_blob(const_cast<void*>(source), {bytes}, at::kByte), /*non_blocking=*/true);
+    source = device_rows_.rows.const_data_ptr();
+  }
+  const RowTensors& from = cpu ? host : device_rows_;
+  accelerator_.ConvertRows({static_cast<const StepScalars*>(from.scalars.const_data_ptr()), source, format_.type, from.ids.const_data_ptr<int64_t>(), nullptr,
+                            offset_.const_data_ptr<float>(), scale_.const_data_ptr<float>(), device_.x.mutable_data_ptr<float>(), nullptr, nullptr,
+                            reinterpret_cast<uint64_t*>(not_finite_.mutable_data_ptr<int64_t>()), rows, format_.rules});
+}
+
 absl::StatusOr<BatchTensors> Staging::Load(int micro_batch, const MicroBatch& batch, Use use, double weight,
                                            int64_t rows) {
   const bool cpu = accelerator_.device().is_cpu();
-  const BatchTensors& host = host_[micro_batch % host_.size()];
+  const int set = micro_batch % int(host_.size());
+  const BatchTensors& host = host_[set];
   RETURN_IF_ERROR(Fill(batch, use, weight, rows, host));
+  Convert(set, batch, use, rows);
   const BatchTensors& target = cpu ? host : device_;
-  std::vector<int64_t> shape = x_shape_;
-  shape[0] = rows;
-  const at::Tensor x = at::from_blob(const_cast<float*>(batch.x_BCS), shape);
   BatchTensors tensors;
+  auto narrowed = [&](const at::Tensor& whole, int64_t axis) { return rows == x_shape_[0] ? whole : whole.narrow(axis, 0, rows); };
   auto take = [&](const at::Tensor& from, const at::Tensor& to, int64_t axis) {
     if (!from.defined()) return at::Tensor();
     if (!cpu) to.copy_(from, /*non_blocking=*/true);
-    return rows == x_shape_[0] ? to : to.narrow(axis, 0, rows);
+    return narrowed(to, axis);
   };
   tensors.units = take(host.units, target.units, 0);
   tensors.rank = take(host.rank, target.rank, 0);
@@ -104,13 +148,7 @@ absl::StatusOr<BatchTensors> Staging::Load(int micro_batch, const MicroBatch& ba
     tensors.drop_path = take(host.drop_path, target.drop_path, 1);
     tensors.dropout = take(host.dropout, target.dropout, 0);
   }
-  if (cpu) {
-    tensors.x = x;
-  } else {
-    at::Tensor on_device = device_.x.narrow(0, 0, rows);
-    on_device.copy_(x, /*non_blocking=*/true);
-    tensors.x = rows == x_shape_[0] ? device_.x : on_device;
-  }
+  tensors.x = narrowed(device_.x, 0);
   return tensors;
 }
 

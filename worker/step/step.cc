@@ -25,6 +25,8 @@ absl::StatusOr<std::unique_ptr<StateSnapshot>> Step::Snapshot() {
   return std::make_unique<CopiedState>(std::move(state));
 }
 
+absl::StatusOr<Reconstruction> Step::Reconstruct(const MicroBatch&) { return absl::UnimplementedError("only a masked auto-encoder has pictures"); }
+
 absl::StatusOr<uint64_t> Step::ParameterHash() {
   ASSIGN_OR_RETURN(const TrainState state, Save());
   return HashOf(state.parameters);

@@ -15,6 +15,7 @@
 #include "absl/types/span.h"
 #include "base/plan/geometry.h"
 #include "base/plan/parameters.h"
+#include "base/plan/row_format.h"
 #include "hierad/v1/job.pb.h"
 #include "worker/comm/communicator.h"
 #include "worker/data/loader.h"
@@ -47,6 +48,8 @@ struct StepResult {
   // state is loaded.
   bool halted = false;
   StepSignals signals;       // OR over the ranks
+  bool input_not_finite = false;              // a sample of some rank holds a value that is not finite
+  std::optional<uint64_t> not_finite_visit;   // of this rank: the sample's visit (the largest, of several)
   // Of the device, by its own clock, in seconds; idle: between the step before and this one. Not told by every mode.
   struct Times { double idle_s, forward_s, backward_s, communication_s, optimizer_s; };
   std::optional<Times> times;
@@ -72,7 +75,9 @@ struct StepOptions {
   int threads = 1;           // compute threads (CPU)
   bool tune = false;         // fused on a GPU: time the candidates of every matrix product and keep the fastest
   bool beside = true;        // fused on a GPU: weight gradients on a second stream
+  bool epilogues = true;     // fused on a GPU: GELU in the epilogue of products, where there is a kernel for it
   int64_t bucket_elements = 0;   // fused: PlanOptions::bucket_elements; 0: its default
+  RowFormat rows;            // of the batches; nothing: fp32, as it is
 };
 
 // One thread uses a step.
@@ -112,18 +117,16 @@ class Step {
   virtual void Prefetch(const MicroBatch&) {}
   // Sum of the loss numerator over this micro-batch's real samples, and how many elements it covers; local to the rank.
   // Masks from Draw::kEvalMask with epoch 0: the same at every evaluation. No drop path or dropout.
-  struct LossSum { double numerator = 0; double weight = 0; };
+  // not_finite_visit as StepResult's.
+  struct LossSum { double numerator = 0; double weight = 0; std::optional<uint64_t> not_finite_visit; };
   virtual absl::StatusOr<LossSum> Evaluate(const MicroBatch& batch) = 0;
   // Mean over tokens of the encoder's last output (after its norm, nothing masked): [real, encoder_dim_out], row-major.
   // Classify: what the head sees, the norm of the mean.
   virtual absl::StatusOr<std::vector<float>> Features(const MicroBatch& batch) = 0;
 
-  // Task mae, 1-D and 2-D: the real samples of `batch` with what is predicted for their removed mask units, drawn as for
-  // Evaluate. With model.norm_target the prediction is put back to each patch's own mean and variance. Unimplemented where
-  // the mode does not tell (fused).
-  virtual absl::StatusOr<Reconstruction> Reconstruct(const MicroBatch&) {
-    return absl::UnimplementedError("step.mode fused draws no pictures; the other modes do");
-  }
+  // Task mae (else Unimplemented): the real samples of `batch` with what is predicted for their removed mask units, drawn as for
+  // Evaluate; reconstruct.h says how. Waits for the Runs so far.
+  virtual absl::StatusOr<Reconstruction> Reconstruct(const MicroBatch& batch);
   virtual int64_t peak_memory_bytes() const { return 0; }   // GPU: of torch's allocator; CPU: of the process
   virtual std::string Describe() const = 0;   // mode, device, precision, attention backend: one line for the log
 };

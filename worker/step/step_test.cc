@@ -27,7 +27,7 @@ struct Rig {
     geometry = *Geometry::From(spec.model());
     table = ParameterTable::For(geometry);
     communicator = MakeSelfCommunicator();
-    auto made = MakeTorchStep({spec, false, 1}, geometry, table, communicator.get());
+    auto made = MakeStep({spec, false, 1}, geometry, table, communicator.get());
     EXPECT_TRUE(made.ok()) << made.status();
     step = *std::move(made);
     EXPECT_TRUE(step->Initialize().ok());
@@ -270,8 +270,8 @@ TEST(StepModesTest, AllModesTakeTheSamePath) {
 
 // What is drawn is what the loss sees: the squared errors of the drawn predictions are Evaluate's numerator.
 TEST(StepModesTest, PicturesAreTheLossMadeVisible) {
-  for (const int dims : {1, 2}) {
-    for (const char* mode : {"eager", "optimized"}) {
+  for (const int dims : {1, 2, 3}) {
+    for (const char* mode : {"eager", "optimized", "fused"}) {
       for (const bool norm : {false, true}) {
         SCOPED_TRACE(testing::Message() << dims << "-D " << mode << (norm ? ", normalised" : ""));
         v1::JobSpec job = Job(mode, 4);
@@ -279,26 +279,31 @@ TEST(StepModesTest, PicturesAreTheLossMadeVisible) {
         job.mutable_model()->set_norm_target(norm);
         Rig rig(job);
         const MicroBatch batch = rig.Batch(0, 3, 4);
+        const std::vector<float>& given = rig.memory.back()->x;
         const auto r = rig.step->Reconstruct(batch);
         ASSERT_TRUE(r.ok()) << r.status();
-        ASSERT_EQ(r->samples, 3);
-        const int64_t size = rig.sample_size, extent = size / r->channels;
         const Geometry& g = rig.geometry;
+        // Of a video the frames that are predicted, as images.
+        const int64_t frames = dims == 3 ? g.tokens_final[0] : 1, stride = dims == 3 ? g.patch_stride[0] : 1;
+        ASSERT_EQ(r->samples, 3 * frames);
+        ASSERT_EQ(r->size, std::vector<int64_t>(g.input_size.begin() + (dims == 3), g.input_size.end()));
+        const int64_t extent = dims == 1 ? r->size[0] : r->size[0] * r->size[1], size = extent * r->channels, width = r->size.back();
         double numerator = 0;
-        for (int64_t s = 0; s < 3; ++s) {
+        int64_t removed = 0;
+        for (int64_t s = 0; s < r->samples; ++s) {
           // Patches: of a signal a stretch of pred_stride points, of an image a square; all channels of it.
           std::map<int64_t, std::vector<int64_t>> patches;
           for (int64_t i = 0; i < size; ++i) {
-            EXPECT_EQ(r->input[s * size + i], batch.x_BCS[s * size + i]);
+            const int64_t length = dims == 3 ? g.input_size[0] : 1;
+            EXPECT_EQ(r->input[s * size + i], given[s / frames * rig.sample_size + (i / extent * length + s % frames * stride) * extent + i % extent]);
             if (r->masked[s * size + i] == 0) {
               EXPECT_EQ(r->predicted[s * size + i], r->input[s * size + i]);
             }
             const int64_t at = i % extent;
             const int64_t patch = dims == 1 ? at / g.pred_stride
-                                            : at / g.input_size[1] / g.pred_stride * 1000 + at % g.input_size[1] / g.pred_stride;
+                                            : at / width / g.pred_stride * 1000 + at % width / g.pred_stride;
             patches[patch].push_back(s * size + i);
           }
-          int64_t removed = 0;
           for (const auto& [patch, elements] : patches) {
             double mean = 0, variance = 0, error = 0;
             for (const int64_t e : elements) mean += r->input[e] / double(elements.size());
@@ -310,7 +315,9 @@ TEST(StepModesTest, PicturesAreTheLossMadeVisible) {
             removed += r->masked[elements[0]] != 0;
             numerator += norm ? error / (variance + 1e-6) : error;
           }
+          if ((s + 1) % frames != 0) continue;
           EXPECT_EQ(removed, (g.num_mask_units - g.num_kept) * g.mask_unit_final_tokens);
+          removed = 0;
         }
         const auto sum = rig.step->Evaluate(batch);
         ASSERT_TRUE(sum.ok());

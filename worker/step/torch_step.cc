@@ -18,6 +18,7 @@
 #include "worker/optim/muon.h"
 #include "worker/step/accelerator.h"
 #include "worker/step/staging.h"
+#include "worker/step/reconstruct.h"
 #include "worker/step/step.h"
 #include "worker/step/torch_status.h"
 
@@ -25,7 +26,7 @@ namespace hierad {
 namespace {
 
 // Behind the gradients, summed with them in one all-reduce.
-enum Tail : int64_t { kLoss, kStop, kCheckpoint, kTailSize };
+enum Tail : int64_t { kLoss, kStop, kCheckpoint, kNotFinite, kTailSize };
 
 enum class Mode { kEager, kOptimized, kGraphSafe };
 
@@ -39,8 +40,8 @@ class TorchStep : public Step {
                  /*direct=*/mode != Mode::kEager),
         model_(geometry, &weights_),
         adamw_(table, spec_.optimizer(), weights_.parameters, weights_.gradients),
-        staging_(geometry, spec_, *accelerator_),
-        results_(accelerator_->HostBuffer({kTailSize + 1}, at::kFloat)) {
+        staging_(geometry, spec_, options.rows, accelerator_.get()),
+        results_(accelerator_->HostBuffer({kTailSize + 1}, at::kFloat)), not_finite_(accelerator_->HostBuffer({1}, at::kLong)) {
     if (spec_.optimizer().ema_decay() > 0) ema_ = at::zeros({table.flat_size}, adamw_.exp_avg.options());
     if (spec_.optimizer().name() == "muon") {
       muon_.emplace(table, spec_.optimizer(), weights_.parameters, weights_.gradients, adamw_.exp_avg,
@@ -122,6 +123,9 @@ class TorchStep : public Step {
       at::Tensor tail = weights_.gradients.narrow(0, table_.flat_size, kTailSize);
       if (signals.stop) tail[kStop].fill_(1);
       if (signals.checkpoint) tail[kCheckpoint].fill_(1);
+      tail.narrow(0, kNotFinite, 1).copy_(staging_.not_finite().ne(0));
+      not_finite_.copy_(staging_.not_finite(), /*non_blocking=*/true);
+      staging_.ClearNotFinite();
       RETURN_IF_ERROR(communicator_.AllReduceSum(weights_.gradients.mutable_data_ptr<float>(),
                                                  table_.flat_size + kTailSize, accelerator_->stream()));
       accelerator_->Mark(Moment::kReduced);
@@ -142,6 +146,8 @@ class TorchStep : public Step {
     const bool finite = std::isfinite(values[kLoss]) && std::isfinite(values[kTailSize]);
     result.skipped = halted_ || !finite;
     result.signals = {values[kStop] > 0, values[kCheckpoint] > 0};
+    result.input_not_finite = values[kNotFinite] > 0;
+    if (const int64_t visit = *not_finite_.const_data_ptr<int64_t>(); visit != 0) result.not_finite_visit = uint64_t(visit) - 1;
     result.step = ++step_;
     result.times = times;
     if (!result.skipped) ++updates_;
@@ -169,6 +175,8 @@ class TorchStep : public Step {
       ASSIGN_OR_RETURN(const BatchTensors tensors, staging_.Load(0, batch, Staging::Use::kEvaluate, 1.0, batch.real));
       sum.numerator = model_.Forward(tensors, {.rewrite = rewrite()}).loss.item<double>();
       sum.weight = double(batch.real) * double(model_.loss_elements());
+      if (const int64_t visit = staging_.not_finite().item<int64_t>(); visit != 0) sum.not_finite_visit = uint64_t(visit) - 1;
+      staging_.ClearNotFinite();
       return absl::OkStatus();
     }));
     return sum;
@@ -188,25 +196,23 @@ class TorchStep : public Step {
 
   absl::StatusOr<Reconstruction> Reconstruct(const MicroBatch& batch) override {
     const Geometry& g = model_.geometry();
-    if (g.spec.task() != "mae" || g.dims > 2) return absl::UnimplementedError("only 1-D and 2-D auto-encoders have pictures");
-    Reconstruction r;
-    r.samples = batch.real;
-    r.channels = g.spec.in_chans();
-    r.size = g.input_size;
-    if (batch.real == 0) return r;
+    if (g.spec.task() != "mae") return Step::Reconstruct(batch);
+    if (batch.real == 0) return PutBack(g, 0, nullptr, {}, {});
+    std::vector<float> x, pred;
+    std::vector<uint8_t> removed;
     RETURN_IF_ERROR(Inside("drawing pictures", [&]() -> absl::Status {
       ASSIGN_OR_RETURN(const BatchTensors tensors, staging_.Load(0, batch, Staging::Use::kEvaluate, 1.0, batch.real));
       const ReconstructResult result = model_.Reconstruct(tensors, rewrite());
-      const int64_t elements = tensors.x.numel();
-      r.input.resize(elements);
-      r.predicted.resize(elements);
-      r.masked.resize(elements);
-      at::from_blob(r.input.data(), {elements}).copy_(tensors.x.reshape({-1}));
-      at::from_blob(r.predicted.data(), {elements}).copy_(result.predicted.reshape({-1}));
-      at::from_blob(r.masked.data(), {elements}, at::kByte).copy_(result.masked.reshape({-1}));
+      const auto to_host = [](const at::Tensor& from, auto* to, at::ScalarType type) {
+        to->resize(from.numel());
+        at::from_blob(to->data(), {from.numel()}, type).copy_(from.reshape({-1}));
+      };
+      to_host(tensors.x, &x, at::kFloat);
+      to_host(result.pred, &pred, at::kFloat);
+      to_host(result.removed, &removed, at::kByte);
       return absl::OkStatus();
     }));
-    return r;
+    return PutBack(g, batch.real, x.data(), removed, pred);
   }
 
   std::string Describe() const override { return description_; }
@@ -306,7 +312,7 @@ class TorchStep : public Step {
   at::Tensor ema_;             // undefined: none is kept
   std::optional<Muon> muon_;   // its momentum is AdamW's exp_avg
   Staging staging_;
-  at::Tensor results_;   // host: tail and norm
+  at::Tensor results_, not_finite_;   // host: tail and norm; what staging tells
   std::deque<StepResult> results_ready_;
   bool captured_ = false, halted_ = false;
   int64_t step_ = 0, updates_ = 0, nan_steps_in_row_ = 0;
@@ -317,9 +323,7 @@ class TorchStep : public Step {
 
 absl::StatusOr<std::unique_ptr<Step>> MakeTorchStep(const StepOptions& options, const Geometry& geometry,
                                                     const ParameterTable& table, Communicator* communicator) {
-  StepOptions resolved = options;
-  v1::StepSpec* step = resolved.spec.mutable_step();
-  if (step->mode() == "auto" || step->mode().empty()) step->set_mode(options.cuda ? "graph_safe" : "optimized");
+  const v1::StepSpec* step = &options.spec.step();
   Mode mode;
   if (step->mode() == "eager") {
     mode = Mode::kEager;
@@ -347,7 +351,7 @@ absl::StatusOr<std::unique_ptr<Step>> MakeTorchStep(const StepOptions& options, 
     }
     Accelerator* on = accelerator.get();
     on->Within([&] {
-      made = std::make_unique<TorchStep>(resolved, mode, geometry, table, communicator, std::move(accelerator), attention);
+      made = std::make_unique<TorchStep>(options, mode, geometry, table, communicator, std::move(accelerator), attention);
     });
     return absl::OkStatus();
   }));

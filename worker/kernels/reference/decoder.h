@@ -1,6 +1,7 @@
 // The decoder's input: visible tokens and mask tokens in spatial order, with their position.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <vector>
 
@@ -30,6 +31,28 @@ void DecoderAssemble(const DecoderShape& s, const T* y, const S* mask_token, con
     for (int64_t c = 0; c < s.dim; ++c) {
       const S value = j < 0 ? mask_token[c] : S(y[((b * s.kept + j) * s.finals + f) * s.dim + c]);
       to[c] = value + position[token * s.dim + c];
+    }
+  });
+}
+
+// rows[b, r * finals + f] = x[b, order[unit * finals + f]], unit the r-th removed one; or back, with zeros elsewhere.
+template <typename T>
+void TakeMasked(const DecoderShape& s, const T* x, const uint8_t* keep_mask, const int32_t* order, T* rows) {
+  ForEachDecoderToken(s, keep_mask, order, [&](int64_t b, int64_t j, int64_t, int64_t token) {
+    if (j >= 0) return;
+    std::copy_n(x + (b * s.mask_units * s.finals + token) * s.dim, s.dim, rows);
+    rows += s.dim;
+  });
+}
+template <typename T>
+void PutMasked(const DecoderShape& s, const T* rows, const uint8_t* keep_mask, const int32_t* order, T* x) {
+  ForEachDecoderToken(s, keep_mask, order, [&](int64_t b, int64_t j, int64_t, int64_t token) {
+    T* to = x + (b * s.mask_units * s.finals + token) * s.dim;
+    if (j >= 0) {
+      std::fill_n(to, s.dim, T(0.0f));
+    } else {
+      std::copy_n(rows, s.dim, to);
+      rows += s.dim;
     }
   });
 }

@@ -2,12 +2,14 @@
 #pragma once
 
 #include <algorithm>
+#include <bit>
 #include <cstdint>
 #include <cstring>
+#include <limits>
 #include <utility>
 #include <vector>
 
-#include "base/plan/plan.h"
+#include "base/plan/rows.h"
 #include "base/random.h"
 
 namespace hierad::reference {
@@ -21,37 +23,60 @@ inline float HalfToFloat(uint16_t h) {
   return sign != 0 ? -magnitude : magnitude;
 }
 
-// One value of a source of type `dtype`.
-inline double SourceValue(const void* source, DType dtype, int64_t i) {
-  switch (dtype) {
-    case DType::kF64: return static_cast<const double*>(source)[i];
-    case DType::kF32: return static_cast<const float*>(source)[i];
-    case DType::kBF16: return std::bit_cast<float>(uint32_t{static_cast<const uint16_t*>(source)[i]} << 16);
-    case DType::kF16: return HalfToFloat(static_cast<const uint16_t*>(source)[i]);
-    case DType::kI64: return double(static_cast<const int64_t*>(source)[i]);
-    case DType::kI32: return static_cast<const int32_t*>(source)[i];
-    case DType::kI16: return static_cast<const int16_t*>(source)[i];
-    case DType::kU8: return static_cast<const uint8_t*>(source)[i];
+template <typename S>
+bool Finite(S v) { return v - v == 0; }
+
+// One channel of one row. True: every stored value that was taken, and every one made of it, is finite.
+template <typename S, typename V, typename Load>
+bool ConvertChannel(const RowRules& rules, const RowDraws& draws, const V* from, Load load, float offset, float scale, S* out) {
+  const S off = S(offset), by = S(scale), factor = S(draws.factor), clip = rules.clip > 0 ? S(rules.clip) : std::numeric_limits<S>::infinity();
+  int bad = 0;
+  auto convert = [&](V stored) {
+    const S raw = S(load(stored));
+    const S cut = raw > clip ? clip : raw < -clip ? -clip : raw;
+    const S made = (cut - off) * by * factor;
+    bad |= int(!Finite(raw)) | int(!Finite(made));
+    return made;
+  };
+  if (!draws.flip && draws.shift == 0) {
+    for (int64_t i = 0; i < rules.points; ++i) out[i] = convert(from[i]);
+    std::fill(out + rules.points, out + rules.samples, S(0));
+  } else {
+    for (int64_t i = 0; i < rules.samples; ++i) {
+      const int64_t place = SourcePlace(rules, draws, i);
+      out[i] = place < 0 ? S(0) : convert(from[place]);
+    }
   }
-  return 0;
+  return bad == 0;
 }
 
-// source, source_ids, source_labels: [2 slots, B, ...]. Rows at and beyond `real`: zeros, id 0, label -1.
 template <typename S>
-void ConvertInput(const StepScalars& scalars, const void* source, DType dtype, const int64_t* source_ids,
-                  const int64_t* source_labels, const float* scale, const float* shift, S* x_BCS, int64_t* visit_ids,
-                  int64_t* labels, int64_t batch, int64_t channels, int64_t samples) {
-  const int64_t first = scalars.slot * batch;
-  for (int64_t b = 0; b < batch; ++b) {
-    const bool real = b < scalars.real;
-    visit_ids[b] = real ? source_ids[first + b] : 0;
-    labels[b] = real ? source_labels[first + b] : -1;
-    for (int64_t c = 0; c < channels; ++c) {
-      S* out = x_BCS + (b * channels + c) * samples;
-      const int64_t from = ((first + b) * channels + c) * samples;
-      for (int64_t i = 0; i < samples; ++i) {
-        out[i] = real ? S(SourceValue(source, dtype, from + i)) * S(scale[c]) + S(shift[c]) : S(0);
+void ConvertInput(const RowBatch<S>& a) {
+  const StepScalars& s = *a.scalars;
+  const int64_t first = s.slot * a.batch, samples = a.rules.samples;
+  for (int64_t b = 0; b < a.batch; ++b) {
+    const bool real = b < s.real;
+    const auto visit = uint64_t(real ? a.source_ids[first + b] : 0);
+    if (a.visit_ids != nullptr) a.visit_ids[b] = int64_t(visit);
+    if (a.labels != nullptr) a.labels[b] = real ? a.source_labels[first + b] : -1;
+    const RowDraws draws = real && s.train != 0 ? DrawRow(a.rules, s.seed, s.epoch, visit) : NothingDrawn();
+    for (int64_t c = 0; c < a.rules.channels; ++c) {
+      S* out = a.x_BCS + (b * a.rules.channels + c) * samples;
+      const int64_t at = ((first + b) * a.rules.channels + c) * samples;
+      if (!real || (s.train != 0 && DropsChannel(a.rules, s.seed, s.epoch, visit, c))) {
+        std::fill_n(out, samples, S(0));
+        continue;
       }
+      auto channel = [&](const auto* source, auto load) { return ConvertChannel<S>(a.rules, draws, source + at, load, a.offset[c], a.scale[c], out); };
+      auto as_it_is = [](auto v) { return float(v); };
+      bool good = true;
+      switch (a.type) {
+        case DType::kU8: good = channel(static_cast<const uint8_t*>(a.source), as_it_is); break;
+        case DType::kI16: good = channel(static_cast<const int16_t*>(a.source), as_it_is); break;
+        case DType::kF16: good = channel(static_cast<const uint16_t*>(a.source), HalfToFloat); break;
+        default: good = channel(static_cast<const float*>(a.source), as_it_is); break;
+      }
+      if (!good) *a.not_finite = std::max(*a.not_finite, visit + 1);
     }
   }
 }

@@ -11,7 +11,7 @@
 namespace hierad::reference {
 
 struct MaeLossShape {
-  int64_t batch, mask_units, finals, pred_dim, sample_size;
+  int64_t batch, mask_units, kept, finals, pred_dim, sample_size;
   bool norm_target, accumulate;
 };
 
@@ -30,15 +30,15 @@ void Target(const S* x_b, const int32_t* index, int64_t size, bool normalize, st
 template <typename T, typename S>
 void MaeLoss(const StepScalars& scalars, const MaeLossShape& s, const T* pred, const S* x, const uint8_t* keep_mask,
              const int32_t* order, const int32_t* label_index, T* dpred, double* partials) {
-  const int64_t tokens = s.mask_units * s.finals;
   std::vector<S> label(s.pred_dim);
+  int64_t row = 0;
   for (int64_t b = 0; b < s.batch; ++b) {
     double sum = 0;
     for (int64_t unit = 0; unit < s.mask_units; ++unit) {
-      const bool counts = b < scalars.real && keep_mask[b * s.mask_units + unit] == 0;
-      for (int64_t f = 0; f < s.finals; ++f) {
-        const int64_t token = order[unit * s.finals + f], row = (b * tokens + token) * s.pred_dim;
-        if (!counts) {
+      if (keep_mask[b * s.mask_units + unit] != 0) continue;
+      for (int64_t f = 0; f < s.finals; ++f, row += s.pred_dim) {
+        const int64_t token = order[unit * s.finals + f];
+        if (b >= scalars.real) {
           for (int64_t e = 0; e < s.pred_dim; ++e) dpred[row + e] = T(S(0));
           continue;
         }

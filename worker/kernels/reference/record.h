@@ -12,10 +12,10 @@
 namespace hierad::reference {
 
 // Places in the tail of the gradients. The high part of the loss numerator has 12 bits, so that its sum over ranks is exact.
-enum TailPlace { kTailLossHigh, kTailLossLow, kTailStop, kTailCheckpoint };
+enum TailPlace { kTailLossHigh, kTailLossLow, kTailStop, kTailCheckpoint, kTailNotFinite };
 
 template <typename S>
-void PackTail(const StepScalars& scalars, const double* loss_partials, S* tail, int64_t batch) {
+void PackTail(const StepScalars& scalars, const double* loss_partials, uint64_t not_finite, S* tail, int64_t batch) {
   double numerator = 0;
   for (int64_t b = 0; b < batch; ++b) numerator += loss_partials[b];
   const float high = std::bit_cast<float>(std::bit_cast<uint32_t>(float(numerator)) & ~uint32_t{0xFFF});
@@ -23,12 +23,13 @@ void PackTail(const StepScalars& scalars, const double* loss_partials, S* tail, 
   tail[kTailLossLow] = S(numerator - double(high));
   tail[kTailStop] = S((scalars.signals & 1) != 0 ? 1 : 0);
   tail[kTailCheckpoint] = S((scalars.signals & 2) != 0 ? 1 : 0);
+  tail[kTailNotFinite] = S(not_finite != 0 ? 1 : 0);
 }
 
 template <typename S>
 void UnpackTail(const S* tail, double* loss_partials, StepRecord* record, int64_t batch) {
   for (int64_t b = 0; b < batch; ++b) loss_partials[b] = b == 0 ? double(tail[kTailLossHigh]) + double(tail[kTailLossLow]) : 0.0;
-  record->signals = (tail[kTailStop] > 0 ? 1 : 0) | (tail[kTailCheckpoint] > 0 ? 2 : 0);
+  record->signals = (tail[kTailStop] > 0 ? 1 : 0) | (tail[kTailCheckpoint] > 0 ? 2 : 0) | (tail[kTailNotFinite] > 0 ? 4 : 0);
 }
 
 inline void Mark(const StepScalars& scalars, StepRecord* record, StepPhase phase) {
@@ -38,7 +39,9 @@ inline void Mark(const StepScalars& scalars, StepRecord* record, StepPhase phase
   record->marked_ns = now;
 }
 
-inline void PublishRecord(StepRecord* record, RecordSlot* ring) {
+inline void PublishRecord(StepRecord* record, uint64_t* not_finite, RecordSlot* ring) {
+  record->not_finite = *not_finite;
+  *not_finite = 0;
   const uint64_t number = ++record->published;
   RecordSlot& slot = ring[(number - 1) % kRecordSlots];
   const std::atomic_ref<uint64_t> published(slot.number);

@@ -1,0 +1,32 @@
+// Products with GELU in their epilogue: the hidden layer of an MLP is not read and written once more for it. bf16, on cards
+// of capability 9.0; elsewhere, in fp32, and for shapes that are not taken, a library product and an elementwise kernel.
+#pragma once
+
+#include <cuda_runtime.h>
+
+#include <cstdint>
+
+namespace hierad::kernels {
+
+// h[m, n] = a[m, k] w[n, k]^T + bias[n]; g = gelu(h), of h as it is stored.
+struct GemmGeluForward {
+  int64_t m, n, k;
+  const void *a, *w;
+  const float* bias;
+  void *h, *g;
+};
+// dh[m, n] = (dy[m, k] w[k, n]) gelu'(h); g = gelu(h) again; parts[p, n] = sum of dh over the rows
+// of part p, kGeluPartRows each.
+struct GemmGeluBackward {
+  int64_t m, n, k;
+  const void *dy, *w, *h;
+  void *dh, *g;
+  float* parts;
+};
+
+// Whether this card has them for the shape.
+bool TakesGemmGelu(int64_t m, int64_t n, int64_t k);
+cudaError_t RunGemmGelu(const GemmGeluForward& product, cudaStream_t stream);
+cudaError_t RunGemmGeluBackward(const GemmGeluBackward& product, cudaStream_t stream);
+
+}  // namespace hierad::kernels
