@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <cstring>
-#include <map>
 #include <optional>
 #include <utility>
 
@@ -583,7 +582,7 @@ class StepPlan {
                   o.beta2(), o.eps(), o.weight_decay(), o.clip_norm()},
             {plan_.scalars, plan_.master, plan_.gradients, plan_.moments, decay_, scale_, plan_.record},
             {plan_.master, plan_.moments, plan_.compute});
-    if (o.name() == "muon") Muon();
+    if (o.name() == "muon") places_ = EmitMuon(&b_, &plan_, o, scale_);
     if (plan_.num_moments > 2) {
       b_.Emit("average of the weights", AverageWeights{plan_.record, plan_.master, plan_.moments, size, o.ema_decay()},
               {plan_.record, plan_.master, plan_.moments}, {plan_.moments});
@@ -603,97 +602,6 @@ class StepPlan {
     if (!plan_.sharded) return;
     b_.EmitSnapshot("gather moments", GatherMoments{plan_.moments, plan_.saved, 0, {plan_.scalars, plan_.progress, 0}},
                     {plan_.moments, plan_.scalars}, {plan_.saved, plan_.progress});
-  }
-
-  // Matrices of one shape together; what is needed on the way lies where the activations were. Shapes of few small matrices
-  // fill no card by themselves: they go in two queues of about as much work.
-  void Muon() {
-    std::map<std::pair<int64_t, int64_t>, std::vector<int>> found;
-    for (size_t p = 0; p < plan_.table.parameters.size(); ++p) {
-      const Parameter& parameter = plan_.table.parameters[p];
-      if (parameter.matrix) found[{parameter.shape[0], parameter.shape[1]}].push_back(int(p));
-    }
-    std::vector<MuonMatrices> shapes;
-    for (const auto& [shape, matrices] : found) shapes.push_back({shape.first, shape.second, matrices});
-    std::stable_sort(shapes.begin(), shapes.end(), [](const MuonMatrices& a, const MuonMatrices& b) { return a.Work() > b.Work(); });
-    double chain = 0, beside = 0;
-    for (const MuonMatrices& shape : shapes) {
-      const size_t begin = plan_.update.size();
-      MuonOf(shape);
-      const bool to_chain = chain <= beside;
-      (to_chain ? chain : beside) += shape.Work();
-      for (size_t i = begin; i < plan_.update.size(); ++i) plan_.update[i].beside = !to_chain;
-    }
-  }
-
-  struct MuonMatrices {
-    int64_t rows, cols;
-    std::vector<int> matrices;   // by index in the table
-    double Work() const {
-      const double shorter = double(std::min(rows, cols)), longer = double(std::max(rows, cols));
-      return double(matrices.size()) * shorter * shorter * (2 * longer + shorter);
-    }
-  };
-
-  void MuonOf(const MuonMatrices& shape) {
-    const auto& [rows, cols, matrices] = shape;
-    const int64_t count = int64_t(matrices.size()), shorter = std::min(rows, cols), longer = std::max(rows, cols);
-    const std::string name = absl::StrCat("muon ", rows, "x", cols);
-    const TensorId places = b_.Add(name + " places", {count}, DType::kI64, Arena::kPersistent);
-    places_.push_back({places, matrices});
-    const v1::OptimizerSpec& o = spec_.optimizer();
-    std::vector<TensorId> gradients{plan_.record, places}, moments, masters, weights{plan_.scalars, plan_.record, places, scale_};
-    for (const int p : matrices) {
-      const Parameter& parameter = plan_.table.parameters[size_t(p)];
-      gradients.push_back(b_.Gradient(parameter.name));
-      moments.push_back(b_.Add("moments:" + parameter.name, parameter.shape, b_.real(), Arena::kMoments));
-      masters.push_back(b_.Master(parameter.name));
-    }
-    weights.insert(weights.end(), masters.begin(), masters.end());
-    gradients.insert(gradients.end(), moments.begin(), moments.end());
-    const TensorId scratch = b_.Activation(name + " scratch", {count, kMuonParts}, DType::kF64);
-    // Each rank's share of the matrices; the last ranks may have fewer, or none.
-    const int64_t share = (count + plan_.ranks - 1) / plan_.ranks, first = std::min(count, share * plan_.options.rank);
-    const int64_t own = std::min(share, count - first);
-    TensorId x = b_.Activation(name + " x", {share, shorter, longer}, b_.compute());
-    moments.insert(moments.end(), {x, scratch});
-    b_.Emit(name + " momentum",
-            MuonMomentum{plan_.record, places, x, scratch, count, rows, cols, o.muon_momentum(), o.clip_norm(), o.muon_nesterov(), first, own},
-            std::move(gradients), std::move(moments));
-    if (own > 0) x = NewtonSchulz(name, x, own, shorter, longer, share);
-    if (plan_.ranks > 1) x = GatherUpdates(name, x, share, shorter, longer);
-    weights.push_back(x);
-    if (b_.compute() != b_.real()) {
-      for (const int p : matrices) masters.push_back(b_.Weight(plan_.table.parameters[size_t(p)].name));
-    }
-    b_.Emit(name + " update", MuonUpdate{plan_.scalars, plan_.record, x, places, scale_, count, rows, cols, o.weight_decay()}, std::move(weights),
-            std::move(masters));
-  }
-
-  TensorId GatherUpdates(const std::string& name, TensorId x, int64_t share, int64_t shorter, int64_t longer) {
-    const TensorId all = b_.Activation(name + " of all ranks", {plan_.ranks * share, shorter, longer}, b_.compute());
-    b_.Emit(name + " gather", GatherMatrices{x, all, share * shorter * longer, {plan_.scalars, plan_.progress, 0}}, {x, plan_.scalars},
-            {all, plan_.progress});
-    plan_.update.back().part = Part::kCommunication;
-    return all;
-  }
-
-  // Of `own` matrices; room is there for `share`.
-  TensorId NewtonSchulz(const std::string& name, TensorId x, int64_t own, int64_t shorter, int64_t longer, int64_t share) {
-    for (int round = 0; round < kMuonRounds; ++round) {
-      const std::string at = absl::StrCat(name, " round ", round);
-      const TensorId gram = b_.Activation(at + " gram", {own, shorter, shorter}, b_.compute());
-      b_.Emit(at + " gram", BatchedGemm{x, x, kNone, gram, own, shorter, shorter, longer, true, 1, 0}, {x}, {gram},
-              2.0 * double(own * shorter * shorter * longer));
-      const TensorId poly = b_.Activation(at + " polynomial", {own, shorter, shorter}, b_.compute());
-      b_.Emit(at + " polynomial", BatchedGemm{gram, gram, gram, poly, own, shorter, shorter, shorter, false, kMuonC, kMuonB}, {gram}, {poly},
-              2.0 * double(own * shorter * shorter * shorter));
-      const TensorId next = b_.Activation(at, {share, shorter, longer}, b_.compute());
-      b_.Emit(at, BatchedGemm{poly, x, x, next, own, shorter, longer, shorter, false, 1, kMuonA}, {poly, x}, {next},
-              2.0 * double(own * shorter * shorter * longer));
-      x = next;
-    }
-    return x;
   }
 
  public:
@@ -748,7 +656,7 @@ class StepPlan {
   std::string again_;                 // in the names of tensors that are computed once more
   TensorId decoder_out_ = kNone, decoded_ = kNone, decoder_mean_ = kNone, decoder_rstd_ = kNone, dpred_ = kNone;
   TensorId pooled_ = kNone, head_in_ = kNone, d_encoder_ = kNone, decay_ = kNone, scale_ = kNone;
-  std::vector<std::pair<TensorId, std::vector<int>>> places_;   // of Muon's matrices, by index in the table
+  std::vector<MuonPlaces> places_;
 };
 
 }  // namespace

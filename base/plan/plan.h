@@ -242,8 +242,9 @@ struct Op {
   std::string name;                     // "blocks.3.attn.qkv dgrad"
   Part part;
   bool backward = false;
-  // May run beside the operations after it, as far as memory allows: only a SumParts or the update reads what it writes. In
-  // the update: half of Muon's shapes.
+  // In the second of two queues (Lanes), beside the operations after it, as far as memory allows: what it reads and writes is
+  // declared, and whoever shares a byte with it waits. In the passes: weight gradients and sums, whose results only a SumParts,
+  // a reduction or the update reads. In the update: about half of Muon's work, shape by shape.
   bool beside = false;
   bool reduces = false;                 // of the all-reduce: runs in a step's last micro-batch only
   std::vector<TensorId> reads, writes;  // a tensor updated in place stands in both

@@ -13,7 +13,7 @@ namespace {
 
 // Operations by which one that runs beside the others may lag: about half a block's backward.
 constexpr int kBeside = 8;
-// The same in the update, where a shape of Muon's runs beside the next: two of them. There is room where the activations were.
+// The same in the update, by which a queue of Muon's may lag behind the other: two shapes. There is room where the activations were.
 constexpr int kBesideInUpdate = 2 * (3 * kMuonRounds + 3);
 
 int64_t RoundUp(int64_t value, int64_t unit) { return (value + unit - 1) / unit * unit; }

@@ -48,6 +48,7 @@ class GpuOps {
     constexpr bool kNarrow = sizeof(T) != sizeof(float);
     const k::GemmShape shape{o.m, o.n, o.k, false, o.trans_b, false, false, kNarrow, false, !kNarrow && context_.tf32,
                              o.count, float(o.alpha), float(o.beta)};
+    if (context_.tune) return context_.gemm->Tune(shape, at_.At(o.a), at_.At(o.b), at_.At(o.d), nullptr, stream_);
     return context_.gemm->Run(shape, at_.At(o.a), at_.At(o.b), at_.At(o.d), nullptr, stream_, context_.lane, at_.At(o.c));
   }
   absl::Status operator()(const ReduceBucket& o) const { return Announce(o, [&] { return o.own == kNone ? Reduce(o) : Scatter(o); }); }
