@@ -190,7 +190,11 @@ TEST(Loader, ResumesAtAnyStepWithTheSameBatches) {
   const auto whole = RunAll(dataset, spec);
   ASSERT_EQ(whole.size(), 12u);
   for (int64_t first : {1, 3, 4, 5, 11, 12}) {
+    dataset->reads = 0;
     const auto rest = RunAll(dataset, spec, first);
+    int64_t samples = 0;
+    for (const auto& step : rest) samples += int64_t(step.size());
+    EXPECT_EQ(dataset->reads, samples) << "what was done before is not read";
     EXPECT_TRUE(std::equal(rest.begin(), rest.end(), whole.begin() + first, whole.end())) << first;
   }
 }

@@ -334,17 +334,18 @@ class FusedGpuStep : public Step {
     };
     std::vector<float> x(plan().tensors[plan().x].bytes / plan().batch * batch.real / int64_t(sizeof(float)));
     std::vector<uint8_t> keep_mask(batch.real * g.num_mask_units);
-    std::vector<float> pred(batch.real * g.num_tokens_final * g.pred_dim);
+    std::vector<float> rows(plan().tensors[plan().pred].shape[0] / plan().batch * batch.real * g.pred_dim);   // of removed tokens
     RETURN_IF_ERROR(to_host(Get<float>(plan().x), &x));
     RETURN_IF_ERROR(to_host(Get<uint8_t>(plan().keep_mask), &keep_mask));
     if (plan().options.compute == ComputeType::kBF16) {
-      std::vector<uint16_t> narrow(pred.size());
+      std::vector<uint16_t> narrow(rows.size());
       RETURN_IF_ERROR(to_host(arenas_->addresses.At(plan().pred), &narrow));
-      for (size_t i = 0; i < narrow.size(); ++i) pred[i] = std::bit_cast<float>(uint32_t{narrow[i]} << 16);
+      for (size_t i = 0; i < narrow.size(); ++i) rows[i] = std::bit_cast<float>(uint32_t{narrow[i]} << 16);
     } else {
-      RETURN_IF_ERROR(to_host(arenas_->addresses.At(plan().pred), &pred));
+      RETURN_IF_ERROR(to_host(arenas_->addresses.At(plan().pred), &rows));
     }
-    return PutBack(g, batch.real, x.data(), RemovedTokens(g, batch.real, keep_mask.data()), pred);
+    return PutBack(g, batch.real, x.data(), RemovedTokens(g, batch.real, keep_mask.data()),
+                   AtRemovedTokens(g, batch.real, keep_mask.data(), rows));
   }
 
   absl::StatusOr<std::vector<float>> Features(const MicroBatch& batch) override {
@@ -617,7 +618,7 @@ absl::StatusOr<std::unique_ptr<Step>> MakeFusedGpuStep(const StepOptions& option
   const ComputeType compute = options.spec.step().precision() == "bf16" ? ComputeType::kBF16 : ComputeType::kF32;
   StepOptions here = options;
   here.spec.mutable_resources()->set_ranks(communicator->size());
-  PlanOptions plan_options{.compute = compute, .rank = communicator->rank(), .rows = options.rows};
+  PlanOptions plan_options{.compute = compute, .rows = options.rows, .rank = communicator->rank()};
   if (options.bucket_elements > 0) plan_options.bucket_elements = options.bucket_elements;
   ASSIGN_OR_RETURN(Plan plan, Plan::Make(here.spec, plan_options));
   auto step = std::make_unique<FusedGpuStep>(here, table, communicator);

@@ -139,11 +139,12 @@ class FusedCpuStep : public Step {
     if (g.spec.task() != "mae") return Step::Reconstruct(batch);
     if (batch.real == 0) return PutBack(g, 0, nullptr, {}, {});
     RETURN_IF_ERROR(Evaluate(batch).status());   // nothing has written over what it predicted
-    std::vector<float> pred(batch.real * g.num_tokens_final * g.pred_dim);
-    for (size_t i = 0; i < pred.size(); ++i) {
-      pred[i] = plan.options.compute == ComputeType::kBF16 ? float(executor_->Get<reference::BFloat16>(plan.pred)[i]) : executor_->Get<float>(plan.pred)[i];
+    std::vector<float> rows(plan.tensors[plan.pred].shape[0] / plan.batch * batch.real * g.pred_dim);   // of removed tokens
+    for (size_t i = 0; i < rows.size(); ++i) {
+      rows[i] = plan.options.compute == ComputeType::kBF16 ? float(executor_->Get<reference::BFloat16>(plan.pred)[i]) : executor_->Get<float>(plan.pred)[i];
     }
-    return PutBack(g, batch.real, executor_->Get<float>(plan.x), RemovedTokens(g, batch.real, executor_->Get<uint8_t>(plan.keep_mask)), pred);
+    const uint8_t* const keep_mask = executor_->Get<uint8_t>(plan.keep_mask);
+    return PutBack(g, batch.real, executor_->Get<float>(plan.x), RemovedTokens(g, batch.real, keep_mask), AtRemovedTokens(g, batch.real, keep_mask, rows));
   }
 
   absl::StatusOr<std::vector<float>> Features(const MicroBatch& batch) override {
@@ -252,7 +253,7 @@ absl::StatusOr<std::unique_ptr<Step>> MakeFusedCpuStep(const StepOptions& option
   const ComputeType compute = options.spec.step().precision() == "bf16" ? ComputeType::kBF16 : ComputeType::kF32;
   StepOptions here = options;
   here.spec.mutable_resources()->set_ranks(communicator->size());
-  PlanOptions plan_options{.compute = compute, .rank = communicator->rank(), .rows = options.rows};
+  PlanOptions plan_options{.compute = compute, .rows = options.rows, .rank = communicator->rank()};
   if (options.bucket_elements > 0) plan_options.bucket_elements = options.bucket_elements;
   ASSIGN_OR_RETURN(Plan plan, Plan::Make(here.spec, plan_options));
   ASSIGN_OR_RETURN(std::unique_ptr<FusedExecutor> executor, FusedExecutor::Make(std::move(plan), {.communicator = communicator}));

@@ -1,5 +1,6 @@
 #include "worker/step/reconstruct.h"
 
+#include <algorithm>
 #include <cmath>
 
 #include "base/plan/plan_builder.h"
@@ -44,6 +45,19 @@ std::vector<uint8_t> RemovedTokens(const Geometry& g, int64_t samples, const uin
     for (int64_t i = 0; i < g.num_tokens_final; ++i)
       removed[b * g.num_tokens_final + order[i]] = keep_mask[b * g.num_mask_units + i / g.mask_unit_final_tokens] == 0;
   return removed;
+}
+
+std::vector<float> AtRemovedTokens(const Geometry& g, int64_t samples, const uint8_t* keep_mask, const std::vector<float>& rows) {
+  const std::vector<int32_t> order = FinalOrder(g);
+  std::vector<float> pred(samples * g.num_tokens_final * g.pred_dim, 0.0f);
+  auto row = rows.begin();
+  for (int64_t b = 0; b < samples; ++b)
+    for (int64_t i = 0; i < g.num_tokens_final; ++i) {
+      if (keep_mask[b * g.num_mask_units + i / g.mask_unit_final_tokens] != 0) continue;
+      std::copy(row, row + g.pred_dim, pred.begin() + (b * g.num_tokens_final + order[i]) * g.pred_dim);
+      row += g.pred_dim;
+    }
+  return pred;
 }
 
 Reconstruction PutBack(const Geometry& g, int64_t samples, const float* x, const std::vector<uint8_t>& removed, const std::vector<float>& pred) {
