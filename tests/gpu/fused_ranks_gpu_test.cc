@@ -133,7 +133,7 @@ Ranks Start(int ranks, bool staged, const std::function<std::string(Communicator
         _exit(2);
       }
       (void)WriteAll(out[1], body(communicator->get()), "pipe");
-      close(out[1]);   // the test reads one rank after the other to its end: who waited for the rest with it open would wait for ever
+      close(out[1]);   // before the barrier: the test reads rank after rank, each to its end
       (void)(*communicator)->Barrier();
       _exit(0);
     }
@@ -179,12 +179,15 @@ std::vector<std::vector<std::string>> RunRanks(const std::vector<Case>& cases, i
     }
     return all;
   });
+  // All is read before any is waited for: none ends before the last has told its numbers, more than a pipe holds.
+  std::vector<std::string> told;
+  for (int r = 0; r < ranks; ++r) told.push_back(ReadToEnd(started.outputs[r]));
   std::vector<std::vector<std::string>> results;
   for (int r = 0; r < ranks; ++r) {
-    const std::string all = ReadToEnd(started.outputs[r]);
     int status = 0;
     waitpid(started.pids[r], &status, 0);
     EXPECT_TRUE(WIFEXITED(status) && WEXITSTATUS(status) == 0) << "rank " << r << " ended with " << status;
+    const std::string& all = told[size_t(r)];
     std::vector<std::string> texts;
     for (size_t at = 0; at < all.size();) {
       uint64_t size = 0;
