@@ -22,7 +22,7 @@ struct Trial {
 };
 
 struct Way {
-  bool gpu = true, beside = true, prefetch = false;
+  bool gpu = true, beside = true, prefetch = false, overlap = false;
 };
 
 // Some steps of a job on random batches, the last rows of some batches missing.
@@ -33,7 +33,7 @@ Trial Train(const v1::JobSpec& job, int steps, const Way& way) {
   const ParameterTable table = ParameterTable::For(*geometry);
   const auto communicator = MakeSelfCommunicator();
   StepOptions options{job, way.gpu};
-  options.beside = way.beside;
+  options.beside = way.beside, options.overlap = way.overlap;
   auto made = way.gpu ? MakeFusedGpuStep(options, table, communicator.get()) : MakeFusedCpuStep(options, table, communicator.get());
   EXPECT_TRUE(made.ok()) << made.status();
   if (!made.ok()) return trial;
@@ -159,7 +159,7 @@ TEST(FusedGpuTest, BitsDoNotDependOnWhatRunsBeside) {
     const v1::JobSpec job = Fused(jobs.Next(), i % 2 == 0 ? "bf16" : "fp32");
     SCOPED_TRACE(absl::StrCat("job ", i, ": ", job.model().ShortDebugString()));
     const Trial first = Train(job, 6, {});
-    for (const Way& way : {Way{}, Way{.beside = false}, Way{.prefetch = true}}) {
+    for (const Way& way : {Way{}, Way{.beside = false}, Way{.prefetch = true}, Way{.overlap = true}, Way{.beside = false, .overlap = true}}) {
       const Trial again = Train(job, 6, way);
       EXPECT_EQ(first.losses, again.losses);
       EXPECT_EQ(first.norms, again.norms);

@@ -12,6 +12,7 @@ constexpr float kNormEpsilon = 1e-6f;
 template <typename T>
 __global__ void __launch_bounds__(1024) Mae(const StepScalars* s, MaeLossShape shape, const T* pred, const float* x, const uint8_t* keep_mask,
                                             const int32_t* order, const int32_t* label_index, T* dpred, double* partials) {
+  BeginKernel();
   __shared__ double sums[32];
   extern __shared__ int removed[];   // units, in order
   const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5, warps = blockDim.x >> 5, masked = shape.mask_units - shape.kept;
@@ -66,6 +67,7 @@ __global__ void __launch_bounds__(1024) Mae(const StepScalars* s, MaeLossShape s
 template <typename T>
 __global__ void Entropy(const StepScalars* s, const T* logits, const int64_t* labels, T* dlogits, double* partials, int classes,
                         bool accumulate) {
+  BeginKernel();
   __shared__ float shared[32];
   const int64_t b = blockIdx.x;
   const T* z = logits + b * classes;
@@ -102,6 +104,7 @@ __global__ void Entropy(const StepScalars* s, const T* logits, const int64_t* la
 }
 
 __global__ void Mean(const float* x, float* y, int batch, int tokens, int dim) {
+  BeginKernel();
   HIERAD_GRID_LOOP(i, int64_t(batch) * dim) {
     const int64_t b = i / dim, c = i % dim;
     float sum = 0;
@@ -111,11 +114,13 @@ __global__ void Mean(const float* x, float* y, int batch, int tokens, int dim) {
 }
 
 __global__ void Spread(const float* dy, float* dx, int batch, int tokens, int dim) {
+  BeginKernel();
   HIERAD_GRID_LOOP(i, int64_t(batch) * tokens * dim) dx[i] = dy[i / dim / tokens * dim + i % dim] / float(tokens);
 }
 
 template <typename T>
 __global__ void Drop(const StepScalars* s, const int64_t* visit_ids, const T* x, T* y, int batch, int dim, double rate) {
+  BeginKernel();
   HIERAD_GRID_LOOP(i, int64_t(batch) * dim) {
     const RandomStream stream{s->seed, Draw::kDropout, s->epoch, uint64_t(visit_ids[i / dim])};
     const bool dropped = s->train != 0 && stream.Uniform(i % dim) < rate;
@@ -133,31 +138,31 @@ cudaError_t MaeLoss(const StepScalars* scalars, const MaeLossShape& shape, const
   if (bytes > 32 << 10) {
     if (cudaError_t e = cudaFuncSetAttribute(Mae<T>, cudaFuncAttributeMaxDynamicSharedMemorySize, int(bytes)); e != cudaSuccess) return e;
   }
-  Mae<T><<<unsigned(shape.batch), 1024, bytes, stream>>>(scalars, shape, pred, x, keep_mask, order, label_index, dpred, partials);
+  Launch(Mae<T>, unsigned(shape.batch), 1024, bytes, stream, scalars, shape, pred, x, keep_mask, order, label_index, dpred, partials);
   return cudaGetLastError();
 }
 
 template <typename T>
 cudaError_t CrossEntropy(const StepScalars* scalars, const T* logits, const int64_t* labels, T* dlogits, double* partials, int batch,
                          int classes, bool accumulate, cudaStream_t stream) {
-  Entropy<T><<<unsigned(batch), 256, 0, stream>>>(scalars, logits, labels, dlogits, partials, classes, accumulate);
+  Launch(Entropy<T>, unsigned(batch), 256, 0, stream, scalars, logits, labels, dlogits, partials, classes, accumulate);
   return cudaGetLastError();
 }
 
 cudaError_t MeanTokens(const float* x, float* y, int batch, int tokens, int dim, cudaStream_t stream) {
-  Mean<<<Blocks(int64_t(batch) * dim, 128), 128, 0, stream>>>(x, y, batch, tokens, dim);
+  Launch(Mean, Blocks(int64_t(batch) * dim, 128), 128, 0, stream, x, y, batch, tokens, dim);
   return cudaGetLastError();
 }
 
 cudaError_t MeanTokensBackward(const float* dy, float* dx, int batch, int tokens, int dim, cudaStream_t stream) {
-  Spread<<<Blocks(int64_t(batch) * tokens * dim, 256), 256, 0, stream>>>(dy, dx, batch, tokens, dim);
+  Launch(Spread, Blocks(int64_t(batch) * tokens * dim, 256), 256, 0, stream, dy, dx, batch, tokens, dim);
   return cudaGetLastError();
 }
 
 template <typename T>
 cudaError_t Dropout(const StepScalars* scalars, const int64_t* visit_ids, const T* x, T* y, int batch, int dim, double rate,
                     cudaStream_t stream) {
-  Drop<T><<<Blocks(int64_t(batch) * dim, 256), 256, 0, stream>>>(scalars, visit_ids, x, y, batch, dim, rate);
+  Launch(Drop<T>, Blocks(int64_t(batch) * dim, 256), 256, 0, stream, scalars, visit_ids, x, y, batch, dim, rate);
   return cudaGetLastError();
 }
 
