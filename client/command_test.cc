@@ -337,7 +337,7 @@ TEST_F(CommandTest, AFileThatIsNotHereIsToldWithItsLineAndItsNearest) {
   EXPECT_EQ(err(), "warning: " + told + "\n");
   EXPECT_EQ(control_.submits.size(), 1u) << "another node may have it";
   EXPECT_EQ(Run({"validate", Path("job.yaml"), "--set", "data.path=" + Path("no/folder")}), kExitOk);
-  EXPECT_EQ(err(), "warning: --set data.path=" + Path("no/folder") + ": data.path: \"" + Path("no/folder") + "\" is not on this machine\n");
+  EXPECT_EQ(err(), "warning: --set: data.path: \"" + Path("no/folder") + "\" is not on this machine\n");
   EXPECT_EQ(Run({"validate", Path("job.yaml"), "--set", "data.path=" + Path("eeg_train.npy")}), kExitOk);
   EXPECT_EQ(err(), "");
 }
@@ -430,6 +430,18 @@ TEST_F(CommandTest, ListShowsNamesSafely) {
   EXPECT_THAT(out(), HasSubstr("NaN"));
   EXPECT_EQ(Run({"list", "-o", "json"}), kExitOk);
   EXPECT_EQ(json()["jobs"][0]["name"], "a\x1b[2J|\"b\nc");
+}
+
+TEST_F(CommandTest, WhatAJobReadsIsNamed) {
+  Serve();
+  control_.jobs = {MakeJob(2, v1::SUCCEEDED), MakeJob(1, v1::SUCCEEDED)};
+  control_.jobs[0].mutable_spec()->mutable_data()->set_source("synthetic");
+  control_.jobs[1].mutable_spec()->mutable_data()->set_source("npy");
+  control_.jobs[1].mutable_spec()->mutable_data()->set_path("/data/a.npy");
+  EXPECT_EQ(Run({"list", "--columns", "id,data"}), kExitOk);
+  EXPECT_THAT(out(), testing::AllOf(HasSubstr("2  synthetic (random numbers)\n"), HasSubstr("1  npy /data/a.npy\n")));
+  EXPECT_EQ(Run({"describe", "2"}), kExitOk);
+  EXPECT_THAT(out(), HasSubstr("data          synthetic (random numbers)\n"));
 }
 
 TEST_F(CommandTest, DescribeNamesDamagedCheckpoints) {

@@ -30,6 +30,12 @@ std::string Ago(int64_t unix_ms, const Context& context) {
 
 }  // namespace
 
+std::string DataText(const v1::JobSpec& spec) {
+  const v1::DataSpec& data = spec.data();
+  if (data.source() == "synthetic") return "synthetic (random numbers)";
+  return data.source() + (data.path().empty() ? "" : " " + PrintableSentence(data.path(), 400));
+}
+
 std::string StateText(v1::JobState state, bool color) {
   const Color shade = state == v1::SUCCEEDED  ? Color::kGreen
                       : state == v1::FAILED   ? Color::kRed
@@ -70,6 +76,7 @@ const Column kColumns[] = {
     {"rate", true, false, [](const v1::Job& job, const Context&) { return job.has_last() ? NumberText(job.last().lr()) : std::string("-"); }},
     {"attempt", true, false, [](const v1::Job& job, const Context&) { return std::to_string(job.attempt()); }},
     {"ranks", true, false, [](const v1::Job& job, const Context&) { return std::to_string(job.spec().resources().ranks()); }},
+    {"data", false, false, [](const v1::Job& job, const Context&) { return DataText(job.spec()); }},
     {"submitter", false, false, [](const v1::Job& job, const Context&) { return Name(job.submitter()); }},
     {"reason", false, false, [](const v1::Job& job, const Context&) {
        return job.reason() == v1::REASON_UNSPECIFIED ? std::string("-") : ReasonName(job.reason());
@@ -214,6 +221,7 @@ std::string JobDetails(const v1::Job& job, const std::vector<v1::CheckpointInfo>
   line("started", LocalTime(job.started_ms()));
   if (job.finished_ms() > 0) line("finished", LocalTime(job.finished_ms()));
   if (job.retry_at_ms() > 0 && job.state() == v1::QUEUED) line("tries again", LocalTime(job.retry_at_ms()));
+  line("data", DataText(spec));
   line("run folder", Name(job.run_folder()));
   AddCheckpoints(checkpoints, line);
   if (job.ranks_size() > 0) text += "\n" + RankTable(job, context) + DataTable(job);
@@ -257,6 +265,7 @@ std::string EndSentence(const v1::Job& job, bool color) {
             std::to_string(job.total_steps()) + " steps";
   }
   if (job.state() == v1::SUCCEEDED && job.has_last()) text += ", loss " + NumberText(job.last().loss());
+  if (job.state() == v1::SUCCEEDED && job.spec().data().source() == "synthetic") text += ", data " + DataText(job.spec());
   if (job.state() == v1::FAILED) text += ", " + ReasonName(job.reason());
   if (job.state() != v1::SUCCEEDED && !job.message().empty()) text += ": " + PrintableSentence(job.message());
   return text;

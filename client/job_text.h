@@ -19,6 +19,8 @@ std::string JobDetails(const v1::Job& job, const std::vector<v1::CheckpointInfo>
 std::string CheckpointTable(const std::vector<v1::CheckpointInfo>& checkpoints);
 std::string NodeTable(const std::vector<v1::Node>& nodes, const Context& context);
 
+// "npy /data/eeg.npy"; "synthetic (random numbers)", so that nobody takes its figures for a data set's.
+std::string DataText(const v1::JobSpec& spec);
 // "job 7 (eeg-base): FAILED after 120 of 1000 steps, CUDA_OOM: ..."
 std::string EndSentence(const v1::Job& job, bool color);
 

@@ -196,6 +196,7 @@ std::string TopView::Block(int rows) const {
   for (size_t i = 0; i < shown.size(); ++i) {
     std::vector<std::string> more = {JobLine(shown[i])};
     if (const std::string budget = BudgetLine(shown[i]); !budget.empty()) more.push_back(budget);
+    if (!IsEnd(shown[i].state()) && shown[i].spec().data().source() == "synthetic") more.push_back("      data: " + DataText(shown[i].spec()));
     if (const std::string input = InputLine(shown[i]); !input.empty()) more.push_back(input);
     if (shown[i].state() == v1::QUEUED && !shown[i].message().empty()) more.push_back("      " + PrintableSentence(shown[i].message(), 400));
     for (const std::string& alert : shown[i].alerts()) {

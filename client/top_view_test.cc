@@ -72,6 +72,18 @@ TEST_F(TopViewTest, ShowsAJobItsCurveItsBudgetAndItsAlerts) {
   EXPECT_THAT(block, Not(HasSubstr("\x1b"))) << "no colour";
 }
 
+TEST_F(TopViewTest, SyntheticDataAreNamed) {
+  TopView view(context_);
+  v1::ListReply jobs;
+  *jobs.add_jobs() = Job(7, v1::RUNNING);
+  jobs.mutable_jobs(0)->mutable_spec()->mutable_data()->set_source("npy");
+  view.SetJobs(jobs);
+  EXPECT_THAT(view.Block(24), Not(HasSubstr("data:")));
+  jobs.mutable_jobs(0)->mutable_spec()->mutable_data()->set_source("synthetic");
+  view.SetJobs(jobs);
+  EXPECT_THAT(view.Block(24), HasSubstr("      data: synthetic (random numbers)\n"));
+}
+
 TEST_F(TopViewTest, ColourAndUnicodeTakeNoColumns) {
   context_.color = context_.unicode = true;
   TopView view(context_);

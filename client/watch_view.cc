@@ -91,6 +91,9 @@ std::string WatchView::Block() const {
   if (!IsEnd(job.state()) && job.samples_per_s() > 0) {
     text += CountText(job.samples_per_s()) + " samples/s" + (job.eta_s() > 0 ? "  ETA " + DurationText(job.eta_s()) : "") + "\n";
   }
+  if (job.spec().data().source() == "synthetic") {
+    text += "data: " + DataText(job.spec()) + "\n";
+  }
   if (!IsEnd(job.state())) text += RankLines();
   if (!job.message().empty()) text += PrintableSentence(job.message()) + "\n";
   if (!job.note().empty()) text += Painted(PrintableSentence(job.note()), Color::kYellow, context_.color) + "\n";

@@ -61,6 +61,16 @@ TEST_F(WatchViewTest, TheBlockShowsProgress) {
   EXPECT_THAT(block, Not(HasSubstr("\x1b"))) << "no colour unless asked";
 }
 
+TEST_F(WatchViewTest, SyntheticDataAreNamed) {
+  WatchView view(context_, 0);
+  v1::WatchReply reply = Reply(1, 2.0);
+  view.Update(reply);
+  EXPECT_THAT(view.Block(), Not(HasSubstr("data:")));
+  reply.mutable_job()->mutable_spec()->mutable_data()->set_source("synthetic");
+  view.Update(reply);
+  EXPECT_THAT(view.Block(), HasSubstr("data: synthetic (random numbers)\n"));
+}
+
 TEST_F(WatchViewTest, NoLineIsWiderThanTheTerminal) {
   context_.columns = [] { return 40; };
   context_.color = true;

@@ -154,7 +154,7 @@ void AddJob(Families* f, const Overview::JobLook& look, int64_t now_ms, const st
   const Labels id = {{"job_id", absl::StrCat(job.id())}};
   const auto add = [&](Metric metric, double value) { f->Add(metric, id, value); };
   f->Add(Metric::kJobInfo, {{"job_id", absl::StrCat(job.id())}, {"name", CleanLabel(job.spec().name())}, {"submitter", CleanLabel(job.submitter())},
-                            {"state", Word(v1::JobState_Name(job.state()))}}, 1);
+                            {"state", Word(v1::JobState_Name(job.state()))}, {"data", CleanLabel(job.spec().data().source())}}, 1);
   add(Metric::kJobAttempts, job.attempt());
   for (const v1::Restart& restart : job.restarts()) {
     f->Add(Metric::kJobRestarts, {{"job_id", absl::StrCat(job.id())}, {"class", Word(v1::Reason_Name(restart.reason()), "REASON_")}},

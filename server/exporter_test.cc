@@ -33,6 +33,7 @@ Overview OneJob(const std::string& name) {
   v1::Job& job = look.job;
   job.set_id(7);
   job.mutable_spec()->set_name(name);
+  job.mutable_spec()->mutable_data()->set_source("synthetic");
   job.set_submitter("me");
   job.set_state(v1::RUNNING);
   job.set_attempt(2);
@@ -150,6 +151,7 @@ TEST_F(ExporterTest, ShowsAJob) {
   EXPECT_GT(Value(samples, "process_resident_memory_bytes"), 1e6);
   EXPECT_EQ(samples.find("hierad_job_info")->second.first.at("name"), "my-job");
   EXPECT_EQ(samples.find("hierad_job_info")->second.first.at("state"), "running");
+  EXPECT_EQ(samples.find("hierad_job_info")->second.first.at("data"), "synthetic");
   EXPECT_EQ(samples.count("hierad_jobs"), 8u);   // one a state, zeros included
   EXPECT_EQ(samples.find("hierad_job_restarts_total")->second.first.at("class"), "cuda_oom");
   EXPECT_EQ(Value(samples, "hierad_job_checkpoint_seconds"), 0.75);

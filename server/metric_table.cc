@@ -37,7 +37,7 @@ std::vector<MetricGroup> MakeGroups() {
        }},
       {"Jobs, from submission on",
        {
-           {Metric::kJobInfo, "hierad_job_info", kGauge, "job_id, name, submitter, state", "Always 1: the only place of names; join it on job_id."},
+           {Metric::kJobInfo, "hierad_job_info", kGauge, "job_id, name, submitter, state, data", "Always 1: the only place of names; join it on job_id. data is data.source."},
            {Metric::kJobAttempts, "hierad_job_attempts_total", kCounter, "job_id", "Attempts begun; more than one: something was retried."},
            {Metric::kJobRestarts, "hierad_job_restarts_total", kCounter, "job_id, class", "Attempts that were lost and followed by another, by reason."},
            {Metric::kJobSubmitted, "hierad_job_submitted_timestamp_seconds", kGauge, "job_id", "Unix time."},

@@ -54,6 +54,7 @@ Json WebDetail(const v1::Job& job) {
   detail["ranks_wanted"] = job.spec().resources().ranks();
   detail["message"] = job.message();
   detail["reason"] = job.reason() == v1::REASON_UNSPECIFIED ? "" : Without("REASON_", v1::Reason_Name(job.reason()));
+  detail["data"] = job.spec().data().source();
   detail["submitter"] = job.submitter();
   detail["attempt"] = job.attempt();
   detail["epoch"] = WebNumber(job.epoch());

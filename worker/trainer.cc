@@ -279,9 +279,10 @@ absl::StatusOr<TrainEnd> Trainer::Train() {
   Phase(v1::PHASE_STOPPING);
   RETURN_IF_ERROR(Finish());
   Phase(v1::PHASE_DONE);
-  const int64_t skipped = loader_ ? loader_->skipped_samples() : 0;
+  const int64_t skipped = loader_ ? loader_->counters().skipped_samples() : 0;
   std::string message = absl::StrCat("completed ", done_, " steps");
   if (skipped > 0) absl::StrAppend(&message, "; rank ", options_.rank, " left out ", skipped, skipped == 1 ? " sample" : " samples", " that could not be read: its log names them");
+  if (spec_.data().source() == "synthetic") absl::StrAppend(&message, "; its data were synthetic: random numbers");
   return TrainEnd{v1::REASON_COMPLETED, std::move(message)};
 }
 

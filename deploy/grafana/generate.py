@@ -90,7 +90,7 @@ def fleet():
     b.number("Alerts of jobs", "sum(hierad_job_alerts)", thresholds=[(1, "orange")])
     b.table("Jobs", [("hierad_job_info", ""), ("hierad_job_step / (hierad_job_total_steps > 0)", ""), ("hierad_job_loss", ""),
                      ("hierad_job_samples_per_second", ""), ("hierad_job_eta_seconds", ""), ("hierad_job_alerts", "")],
-            {"job_id": "Job", "name": "Name", "state": "State", "submitter": "By", "Value #B": "Done", "Value #C": "Loss",
+            {"job_id": "Job", "name": "Name", "state": "State", "submitter": "By", "data": "Data", "Value #B": "Done", "Value #C": "Loss",
              "Value #D": "Samples/s", "Value #E": "ETA s", "Value #F": "Alerts"}, width=24, height=8)
     name = " * on (job_id) group_left (name) hierad_job_info"
     b.lines("Loss", [(f"hierad_job_loss{name}", "{{job_id}} {{name}}")], width=12, log=True)

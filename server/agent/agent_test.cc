@@ -10,6 +10,7 @@
 #include <chrono>
 #include <condition_variable>
 #include <cstdlib>
+#include <filesystem>
 #include <functional>
 #include <memory>
 #include <mutex>
@@ -19,6 +20,7 @@
 #include <vector>
 
 #include "base/fs.h"
+#include "base/limits.h"
 #include "gtest/gtest.h"
 #include "hierad/v1/agent.grpc.pb.h"
 #include "server/agent/process_tree.h"
@@ -303,6 +305,21 @@ TEST_F(AgentTest, RankGetsItsAssignmentItsEnvironmentAndItsLog) {
   const std::string log = Read("run/rank-0.log");
   EXPECT_EQ(log.rfind("---- job 7, attempt 1, rank 0, cpu-0, ", 0), 0u) << log;
   EXPECT_TRUE(log.ends_with("to stdout\nto stderr\n")) << log;
+}
+
+// What was written before is beside it once, and the rank goes on writing into the same, emptied file.
+TEST_F(AgentTest, TheLogOfARankIsRotatedOnce) {
+  StartAgent("echo early; until [ -e go ]; do sleep 0.02; done; echo late; " + std::string(kStay));
+  Assign();
+  Running();
+  ASSERT_TRUE(Eventually([this] { return Read("run/rank-0.log").ends_with("early\n"); }));
+  std::error_code error;
+  std::filesystem::resize_file(Path("run/rank-0.log"), uint64_t(limits::kLogFileBytes) + 1, error);   // a hole takes no room
+  ASSERT_FALSE(error) << error.message();
+  ASSERT_TRUE(Eventually([this] { return std::filesystem::file_size(Path("run/rank-0.log")) == 0; }));
+  EXPECT_EQ(std::filesystem::file_size(Path("run/rank-0.log.1")), uint64_t(limits::kLogFileBytes) + 1);
+  Write("run/go", "");
+  EXPECT_TRUE(Eventually([this] { return Read("run/rank-0.log") == "late\n"; })) << Read("run/rank-0.log");
 }
 
 TEST_F(AgentTest, RankOfAnotherAccountHasItsRightsOnly) {

@@ -158,7 +158,8 @@ function showJob(job, points) {
   const facts = [["Step", job.step + (job.total_steps ? ` of ${job.total_steps}` : "")], ["Epoch", number(job.epoch)], ["Loss", number(job.loss)],
     ["Gradient norm", number(job.grad_norm)], ["Learning rate", number(job.lr)], ["Samples/s", job.samples_per_s ? number(job.samples_per_s) : "–"],
     ["Left", duration(job.eta_s)], ["Attempt", String(job.attempt)], ["NaN steps", String(job.nan_steps)], ["Best evaluation", number(job.best_eval_loss)],
-    ["Newest checkpoint", job.checkpoint_ms ? new Date(job.checkpoint_ms).toLocaleTimeString() : "–"], ["Submitted by", job.submitter]];
+    ["Newest checkpoint", job.checkpoint_ms ? new Date(job.checkpoint_ms).toLocaleTimeString() : "–"], ["Data", job.data === "synthetic" ? "synthetic (random numbers)" : job.data],
+    ["Submitted by", job.submitter]];
   byId("facts").replaceChildren(...facts.map(([name, value]) => { const cell = make("div"); cell.append(make("span", "", name), value); return cell; }));
   drawLoss(points);
   byId("step_s").textContent = job.step_s ? `(${number(1000 * job.step_s)} ms a step)` : "";

@@ -19,6 +19,7 @@ struct Trial {
   TrainState state;
   double eval = 0;
   std::vector<float> features;
+  Reconstruction picture;   // of a masked auto-encoder
 };
 
 struct Way {
@@ -72,6 +73,11 @@ Trial Train(const v1::JobSpec& job, int steps, const Way& way) {
       const auto features = step->Features(batches[0]);
       EXPECT_TRUE(features.ok()) << features.status();
       if (features.ok()) trial.features = *features;
+      if (job.model().task() == "mae") {
+        auto picture = step->Reconstruct(batches[0]);
+        EXPECT_TRUE(picture.ok()) << picture.status();
+        if (picture.ok()) trial.picture = *std::move(picture);
+      }
     }
   }
   auto state = step->Save();
@@ -146,6 +152,9 @@ TEST(FusedGpuTest, EqualsTheCpuInSinglePrecision) {
     }
     EXPECT_NEAR(gpu.eval, cpu.eval, 1e-4 * std::abs(cpu.eval));
     EXPECT_LT(Distance(cpu.features, gpu.features), 1e-3);
+    EXPECT_EQ(cpu.picture.input, gpu.picture.input);
+    EXPECT_EQ(cpu.picture.masked, gpu.picture.masked);
+    EXPECT_LT(Distance(cpu.picture.predicted, gpu.picture.predicted), 1e-3);
     EXPECT_LT(Distance(cpu.state.parameters, gpu.state.parameters), 1e-3);
     EXPECT_EQ(cpu.state.updates, gpu.state.updates);
     if (HasFailure()) return;

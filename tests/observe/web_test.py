@@ -85,6 +85,7 @@ class WebTest(unittest.TestCase):
         self.assertRegex(dom, r"RUNNING !")
         dom = browse(self.c.folder, f"{self.url}#{self.data}", "job.png")
         self.assertIn("waits for input", dom)
+        self.assertIn("synthetic (random numbers)", dom)
         self.assertRegex(dom, r'<path d="M[\d. ML]+')   # the loss
         self.assertRegex(dom, r"waiting for input 4\d\.\d %")
         self.assertIn("GPU-fake-", dom)
@@ -150,10 +151,9 @@ class SharedTest(unittest.TestCase):
         if os.geteuid() != 0:
             self.skipTest("only root can ask as another user")
         port = observe.free_port()
-        c = observe.FakeCluster(web=f"127.0.0.1:{port}", slots=2, settings="access: everyone\n", mode=0o755)
+        c = observe.cluster.Cluster(agent="none", web=f"127.0.0.1:{port}", settings="access: everyone\n", mode=0o755)
         self.addCleanup(c.close)
-        job = c.submit_fake("of-root")
-        wait_for(lambda: c.job(job)["step"] > 0, "steps", 60)
+        job = c.submit(name="of-root")   # queued: there is no node
         code, text = answer_as(0, port, "api/overview")
         self.assertEqual((code, [j["name"] for j in json.loads(text)["jobs"]]), (200, ["of-root"]))
         code, text = answer_as(65534, port, "api/overview")

@@ -20,6 +20,7 @@ struct Region {
 // In units of pixels of an image, which may lie between them where a JPEG was decoded at a part of its size.
 struct Box {
   double top = 0, left = 0, height = 0, width = 0;
+  bool operator==(const Box&) const = default;
 };
 
 // One of a JPEG's colour planes, which may be smaller than its brightness, with the box that was asked for in its own pixels.

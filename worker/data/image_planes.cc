@@ -100,17 +100,27 @@ void Transpose(const uint8_t* in, int rows, int columns, uint8_t* out) {
     for (int x = y < whole_rows ? whole_columns : 0; x < columns; ++x) out[int64_t{x} * rows + y] = in[int64_t{y} * columns + x];
 }
 
-void ResizePlane(const uint8_t* plane, int height, int width, const Box& box, int out_height, int out_width, uint8_t* out) {
-  const Taps down = TapsFor(height, box.top, box.height, out_height, kBits);
-  Taps across = TapsFor(width, box.left, box.width, out_width, kBits);
-  const int left = across.begin(), columns = across.end() - left;
-  for (int& first : across.first) first -= left;
-  std::vector<uint8_t> shorter(int64_t{out_height} * columns), turned(shorter.size()), narrower(int64_t{out_width} * out_height);
-  ResizeLines(plane + left, width, columns, down, shorter.data());
-  Transpose(shorter.data(), out_height, columns, turned.data());
-  ResizeLines(turned.data(), out_height, out_height, across, narrower.data());
-  Transpose(narrower.data(), out_width, out_height, out);
-}
+// How a plane of height x width is resized: its columns from `left` on.
+struct PlaneTaps {
+  PlaneTaps(int height, int plane_width, const Box& box, int out_height, int out_width)
+      : width(plane_width), down(TapsFor(height, box.top, box.height, out_height, kBits)), across(TapsFor(width, box.left, box.width, out_width, kBits)),
+        left(across.begin()), columns(across.end() - left) {
+    for (int& first : across.first) first -= left;
+  }
+  void Resize(const uint8_t* plane, uint8_t* out) const {
+    const int out_height = static_cast<int>(down.first.size()), out_width = static_cast<int>(across.first.size());
+    std::vector<uint8_t> shorter(int64_t{out_height} * columns), turned(shorter.size()), narrower(int64_t{out_width} * out_height);
+    ResizeLines(plane + left, width, columns, down, shorter.data());
+    Transpose(shorter.data(), out_height, columns, turned.data());
+    ResizeLines(turned.data(), out_height, out_height, across, narrower.data());
+    Transpose(narrower.data(), out_width, out_height, out);
+  }
+
+  const int width;
+  const Taps down;
+  Taps across;
+  const int left, columns;
+};
 
 uint8_t Byte(int value) { return static_cast<uint8_t>(value < 0 ? 0 : value > 255 ? 255 : value); }
 
@@ -168,11 +178,13 @@ void ResizePlanes(const Pixels& image, const Box& box, int out_height, int out_w
 void ResizePlanes(const Pixels& image, const Box& box, int out_height, int out_width, uint8_t* out_CHW) {
   const int64_t plane = int64_t{out_height} * out_width;
   if (!image.chroma.empty()) {
-    ResizePlane(image.values_HWC.data(), image.height, image.width, box, out_height, out_width, out_CHW);
-    for (size_t c = 0; c < 2; ++c) {
-      const Plane& chroma = image.chroma[c];
-      ResizePlane(chroma.values_HW.data(), chroma.height, chroma.width, chroma.box, out_height, out_width, out_CHW + (1 + c) * plane);
-    }
+    PlaneTaps(image.height, image.width, box, out_height, out_width).Resize(image.values_HWC.data(), out_CHW);
+    const auto taps_of = [&](const Plane& p) { return PlaneTaps(p.height, p.width, p.box, out_height, out_width); };
+    const Plane &cb = image.chroma[0], &cr = image.chroma[1];
+    const PlaneTaps taps = taps_of(cb);   // the two are alike but in odd files
+    taps.Resize(cb.values_HW.data(), out_CHW + plane);
+    if (cb.height == cr.height && cb.width == cr.width && cb.box == cr.box) taps.Resize(cr.values_HW.data(), out_CHW + 2 * plane);
+    else taps_of(cr).Resize(cr.values_HW.data(), out_CHW + 2 * plane);
     return ToRgb(plane, out_CHW, out_CHW + plane, out_CHW + 2 * plane);
   }
   std::vector<uint8_t> interleaved(plane * image.channels);

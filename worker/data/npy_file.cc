@@ -188,12 +188,9 @@ absl::Status NpyFile::ReadRow(int64_t index, int64_t channels, int64_t first, in
   const int64_t row = row_elements(), piece = row / channels, size = SizeOf(type);
   auto* const to = static_cast<uint8_t*>(out);
   if (header_.fortran) {
-    if (count == piece) {
-      GatherRow(index, type, to);
-      return absl::OkStatus();
-    }
+    if (count == piece) return GatherRow(index, type, to);
     const std::unique_ptr<uint8_t[]> whole(new uint8_t[row * size]);
-    GatherRow(index, type, whole.get());
+    RETURN_IF_ERROR(GatherRow(index, type, whole.get()));
     for (int64_t c = 0; c < channels; ++c) std::memcpy(to + c * count * size, whole.get() + (c * piece + first) * size, count * size);
     return absl::OkStatus();
   }
@@ -202,8 +199,17 @@ absl::Status NpyFile::ReadRow(int64_t index, int64_t channels, int64_t first, in
   return absl::OkStatus();
 }
 
+// A mapped file that was cut is a SIGBUS at its lost pages: its size is looked at before each row. A cut within the
+// microseconds of a row still ends the process; the next attempt then names the file when it opens it.
 // Element (index, i1, .., ik) lies at index + rows * (i1 + shape1 * (i2 + ..)); the innermost axis is one strided run.
-void NpyFile::GatherRow(int64_t index, DType type, uint8_t* out) const {
+absl::Status NpyFile::GatherRow(int64_t index, DType type, uint8_t* out) const {
+  if (mapping_) {
+    struct stat status;
+    if ((fd_ ? fstat(fd_->get(), &status) : stat(path_.c_str(), &status)) != 0)
+      return ErrorOf(v1::REASON_DATA_ERROR, absl::StrCat("cannot stat ", name_, ": ", std::strerror(errno)));
+    if (status.st_size < mapping_bytes_)
+      return ErrorOf(v1::REASON_DATA_ERROR, absl::StrCat(name_, " ends at byte ", status.st_size, ", ", mapping_bytes_ - status.st_size, " more were expected: it was cut while in use"));
+  }
   const int64_t rows = header_.shape[0], row = row_elements();
   const uint8_t* data = (memory_.empty() ? mapping_ + start_ : reinterpret_cast<const uint8_t*>(memory_.data())) + header_.data_offset;
   const int axes = static_cast<int>(header_.shape.size());
@@ -222,6 +228,7 @@ void NpyFile::GatherRow(int64_t index, DType type, uint8_t* out) const {
       at[a] = 0;
     }
   }
+  return absl::OkStatus();
 }
 
 absl::StatusOr<std::vector<int64_t>> NpyFile::ReadIntegers() const {

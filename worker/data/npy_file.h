@@ -67,7 +67,7 @@ class NpyFile {
   absl::Status Parse(int64_t bytes);                  // of the array, from start_ on
   absl::Status ReadBytes(int64_t offset, int64_t size, void* out) const;
   absl::Status ReadRun(int64_t element, int64_t count, DType type, void* out) const;   // in C order
-  void GatherRow(int64_t index, DType type, uint8_t* out) const;                       // in Fortran order
+  absl::Status GatherRow(int64_t index, DType type, uint8_t* out) const;               // in Fortran order
 
   std::string path_, name_;
   NpyHeader header_;

@@ -99,6 +99,7 @@ class TsParser {
       begin = end + 1;
     }
     if (!file_.class_names.empty()) RETURN_IF_ERROR(Label());
+    else if (fields_.size() > 1 && Trim(fields_.back()).empty()) fields_.pop_back();   // aeon ends a line without a label with ':'
     const int64_t channels = fields_.size();
     if (file_.count == 0) {
       if (declared_channels_ > 0 && channels != declared_channels_)

@@ -65,6 +65,37 @@ TEST(Inspect, RecordingsSayWhatIsOdd) {
   EXPECT_THAT(ReportText(*report), AllOf(HasSubstr("source: edf"), HasSubstr("notch: [50]")));
 }
 
+TEST(Inspect, ImagesSayWhatIsOdd) {
+  TestFolder folder;
+  RunPython(folder, R"(
+import os, shutil, sys
+import numpy as np
+from PIL import Image
+out = sys.argv[1] + '/images'
+os.makedirs(out + '/cat'), os.makedirs(out + '/dog')
+rng = np.random.default_rng(0)
+for i in range(3):
+    Image.fromarray(rng.integers(0, 256, (20 + i, 30, 3), dtype=np.uint8)).save(f'{out}/cat/{i}.png')
+shutil.copy(out + '/cat/1.png', out + '/dog/copy.png')
+Image.fromarray(rng.integers(0, 65536, (25, 25), dtype=np.uint16)).save(out + '/dog/deep.png')
+data = open(out + '/cat/0.png', 'rb').read()
+open(out + '/dog/cut.png', 'wb').write(data[:len(data) // 2])
+open(out + '/dog/empty.jpg', 'wb')
+)");
+  const auto report = Inspect({folder.Path("images"), 1000});
+  ASSERT_TRUE(report.ok()) << report.status();
+  EXPECT_EQ((*report)["samples"], 7);
+  EXPECT_EQ((*report)["unreadable"], 2);
+  EXPECT_EQ((*report)["copies"], 1);
+  EXPECT_EQ((*report)["of_16_bits"], 1);
+  EXPECT_EQ((*report)["least_size"], "25 x 20");
+  EXPECT_EQ((*report)["greatest_size"], "30 x 25");
+  EXPECT_EQ((*report)["classes"].size(), 2u);
+  EXPECT_THAT(Findings(*report), AllOf(Contains(HasSubstr("dog/cut.png: ")), Contains(HasSubstr("dog/empty.jpg: ")), Contains("dog/copy.png is a copy of cat/1.png"),
+                                       Contains(HasSubstr("different numbers of channels")), Contains(HasSubstr("8 and of 16 bits"))));
+  EXPECT_THAT(ReportText(*report), AllOf(HasSubstr("in_chans: 3"), HasSubstr("source: images")));
+}
+
 v1::JobSpec Job(const std::string& path, const std::string& more = "") {
   auto spec = ParseJobYaml(absl::StrCat("name: a\nmodel: {input_size: [128], in_chans: 1, variant: tiny, q_pool: 2, patch_kernel: [4], patch_padding: [0], patch_stride: [4]}\n"
                                         "data: {source: edf, path: ", path, ", band_pass: [1, 40], sample_rate: 100, stride_s: 0.5, labels: [left, right]", more, "}\nschedule: {epochs: 1}\nstep: {batch_per_rank: 4}\n"), {});

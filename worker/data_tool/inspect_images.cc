@@ -42,7 +42,7 @@ absl::StatusOr<Report> InspectImages(const InspectOptions& options) {
   std::map<int, int64_t> channel_counts;
   std::vector<ChannelSummary> summaries;
   Report findings = Report::array();
-  int64_t read = 0, unreadable = 0, copies = 0, bytes = 0;
+  int64_t read = 0, unreadable = 0, copies = 0, bytes = 0, deep = 0;
   int least[2] = {1 << 30, 1 << 30}, most[2] = {0, 0};
   for (int64_t i = 0; i < count; ++i) {
     const std::string relative = fs::path(files[i]).lexically_relative(options.path).string();
@@ -60,8 +60,9 @@ absl::StatusOr<Report> InspectImages(const InspectOptions& options) {
       continue;
     }
     bytes += file->size();
+    deep += IsDeep(*file);
     const auto [at, is_new] = seen.emplace(Sha256Hex(*file), i);
-    if (!is_new && ++copies <= static_cast<int64_t>(kNamed)) findings.push_back(absl::StrCat(Printable(relative), " is a copy of ", Printable(files[at->second])));
+    if (!is_new && ++copies <= static_cast<int64_t>(kNamed)) findings.push_back(absl::StrCat(Printable(relative), " is a copy of ", Printable(fs::path(files[at->second]).lexically_relative(options.path).string())));
     const Pixels& pixels = image->pixels;
     ++channel_counts[pixels.channels];
     const int size[2] = {pixels.height, pixels.width};
@@ -82,6 +83,7 @@ absl::StatusOr<Report> InspectImages(const InspectOptions& options) {
   if (read > unreadable) {
     report["least_size"] = absl::StrCat(least[1], " x ", least[0]);
     report["greatest_size"] = absl::StrCat(most[1], " x ", most[0]);
+    report["of_16_bits"] = deep;
     report["mean_file_bytes"] = bytes / (read - unreadable);
   }
   for (const auto& [kind, files_of] : kinds) report["files"].push_back({{"kind", PrintableSentence(kind, 20)}, {"files", files_of}});
@@ -94,6 +96,7 @@ absl::StatusOr<Report> InspectImages(const InspectOptions& options) {
     if (summaries[c].flat()) findings.push_back(absl::StrCat("channel ", c, " is flat"));
   }
   if (channel_counts.size() > 1) findings.push_back("images have different numbers of channels: gray and RGB are turned into each other, others are refused where they are not model.in_chans");
+  if (deep > 0 && deep < read - unreadable) findings.push_back("images of 8 and of 16 bits: all are read in 16 where one of 16 files looked at has 16, else in 8");
   if (unreadable > static_cast<int64_t>(kNamed)) findings.push_back(absl::StrCat(unreadable, " of the ", read, " files read cannot be used; data.on_error: skip passes over them"));
   report["findings"] = findings;
   const int usual = channel_counts.empty() ? 3 : std::max_element(channel_counts.begin(), channel_counts.end(), [](auto& a, auto& b) { return a.second < b.second; })->first;

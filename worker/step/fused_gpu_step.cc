@@ -627,7 +627,7 @@ absl::StatusOr<std::unique_ptr<Step>> MakeFusedGpuStep(const StepOptions& option
   const ComputeType compute = options.spec.step().precision() == "bf16" ? ComputeType::kBF16 : ComputeType::kF32;
   StepOptions here = options;
   here.spec.mutable_resources()->set_ranks(communicator->size());
-  PlanOptions plan_options{.compute = compute, .rank = communicator->rank(), .rows = options.rows};
+  PlanOptions plan_options{.compute = compute, .rows = options.rows, .rank = communicator->rank()};
   if (options.bucket_elements > 0) plan_options.bucket_elements = options.bucket_elements;
   ASSIGN_OR_RETURN(Plan plan, Plan::Make(here.spec, plan_options));
   auto step = std::make_unique<FusedGpuStep>(here, table, communicator);
