@@ -80,29 +80,47 @@ __global__ void ScaleBranch(const StepScalars* s, const int64_t* visit_ids, Drop
   }
 }
 
-template <typename T>
+template <int kWidth>
+struct alignas(kWidth) Places { uint8_t of[kWidth]; };
+
+template <typename T, int kWidth>
 __global__ void Pool(const T* y, float* base, uint8_t* argmax, int64_t batch, int64_t sample_out, int q_stride) {
   BeginKernel();
-  HIERAD_GRID_LOOP(i, batch * sample_out) {
-    const int64_t b = i / sample_out, at = i % sample_out;
-    const T* from = y + b * q_stride * sample_out + at;
-    float best = ToFloat(from[0]);
-    int which = 0;
+  const int64_t vectors = sample_out / kWidth;
+  HIERAD_GRID_LOOP(i, batch * vectors) {
+    const int64_t b = i / vectors;
+    const T* from = y + b * q_stride * sample_out + (i - b * vectors) * kWidth;
+    float best[kWidth];
+    Places<kWidth> which{};
+    LoadN<kWidth>(from, best);
     for (int s = 1; s < q_stride; ++s) {
-      const float v = ToFloat(from[s * sample_out]);
-      if (v > best || v != v) best = v, which = s;
+      float v[kWidth];
+      LoadN<kWidth>(from + s * sample_out, v);
+#pragma unroll
+      for (int k = 0; k < kWidth; ++k) {
+        if (v[k] > best[k] || v[k] != v[k]) best[k] = v[k], which.of[k] = uint8_t(s);
+      }
     }
-    base[i] = best, argmax[i] = uint8_t(which);
+    StoreN<kWidth>(base + i * kWidth, best);
+    *reinterpret_cast<Places<kWidth>*>(argmax + i * kWidth) = which;
   }
 }
 
-template <typename T>
+template <typename T, int kWidth>
 __global__ void Unpool(const float* dbase, const uint8_t* argmax, T* dy, int64_t batch, int64_t sample_out, int q_stride) {
   BeginKernel();
-  HIERAD_GRID_LOOP(i, batch * sample_out) {
-    const int64_t b = i / sample_out, at = i % sample_out;
+  const int64_t vectors = sample_out / kWidth;
+  HIERAD_GRID_LOOP(i, batch * vectors) {
+    const int64_t b = i / vectors;
+    T* const to = dy + b * q_stride * sample_out + (i - b * vectors) * kWidth;
+    const Places<kWidth> which = *reinterpret_cast<const Places<kWidth>*>(argmax + i * kWidth);
+    float d[kWidth];
+    LoadN<kWidth>(dbase + i * kWidth, d);
     for (int s = 0; s < q_stride; ++s) {
-      dy[(b * q_stride + s) * sample_out + at] = FromFloat<T>(argmax[i] == s ? dbase[i] : 0.0f);
+      float v[kWidth];
+#pragma unroll
+      for (int k = 0; k < kWidth; ++k) v[k] = which.of[k] == s ? d[k] : 0.0f;
+      StoreN<kWidth>(to + s * sample_out, v);
     }
   }
 }
@@ -155,14 +173,16 @@ cudaError_t ResidualBackward(const StepScalars* scalars, const int64_t* visit_id
 
 template <typename T>
 cudaError_t MaxPool(const T* y, float* base, uint8_t* argmax, int64_t batch, int64_t sample_out, int q_stride, cudaStream_t stream) {
-  Launch(Pool<T>, Blocks(batch * sample_out, 256), 256, 0, stream, y, base, argmax, batch, sample_out, q_stride);
+  const bool wide = sample_out % 4 == 0;
+  Launch(wide ? Pool<T, 4> : Pool<T, 1>, Blocks(batch * sample_out, wide ? 1024 : 256), 256, 0, stream, y, base, argmax, batch, sample_out, q_stride);
   return cudaGetLastError();
 }
 
 template <typename T>
 cudaError_t MaxPoolBackward(const float* dbase, const uint8_t* argmax, T* dy, int64_t batch, int64_t sample_out, int q_stride,
                             cudaStream_t stream) {
-  Launch(Unpool<T>, Blocks(batch * sample_out, 256), 256, 0, stream, dbase, argmax, dy, batch, sample_out, q_stride);
+  const bool wide = sample_out % 4 == 0;
+  Launch(wide ? Unpool<T, 4> : Unpool<T, 1>, Blocks(batch * sample_out, wide ? 1024 : 256), 256, 0, stream, dbase, argmax, dy, batch, sample_out, q_stride);
   return cudaGetLastError();
 }
 
