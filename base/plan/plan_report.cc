@@ -364,8 +364,9 @@ std::string PlanReport::Table() const {
   if (fit_asked) absl::StrAppendFormat(&text, "What fits in %.1f GiB (in step.mode fused):\n", memory_gib);
   if (fit_asked && fits.empty()) absl::StrAppend(&text, "  not even one sample\n");
   for (const Fit& fit : fits) {
-    absl::StrAppendFormat(&text, "  batch_per_rank: %d, checkpoint_stages: [%s], checkpoint_decoder: %s: %s, work of a sample x %.2f\n", fit.batch_per_rank,
-                          absl::StrJoin(fit.checkpoint_stages, ", "), fit.checkpoint_decoder ? "true" : "false",
+    const std::string stages = fit.checkpoint_stages.empty() ? "" : absl::StrCat("checkpoint_stages: [", absl::StrJoin(fit.checkpoint_stages, ", "), "], ");
+    absl::StrAppendFormat(&text, "  batch_per_rank: %d, %scheckpoint_decoder: %s: %s, work of a sample x %.2f\n", fit.batch_per_rank, stages,
+                          fit.checkpoint_decoder ? "true" : "false",
                           Amount(double(fit.peak_device_bytes), kGib, "GiB"), fit.flops_ratio);
   }
   return text;

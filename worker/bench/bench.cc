@@ -49,6 +49,8 @@ absl::StatusOr<v1::JobSpec> JobOf(const BenchArguments& arguments) {
     step->set_tf32(arguments.tf32);
     step->set_reduce_dtype(arguments.reduce_dtype);
     step->set_shard_optimizer(arguments.shard);
+    for (int stage : arguments.checkpoint_stages) step->add_checkpoint_stages(stage);
+    if (arguments.checkpoint_decoder) step->set_checkpoint_decoder(true);
     spec.mutable_optimizer()->set_name(arguments.optimizer);
   }
   spec.mutable_resources()->set_ranks(arguments.world);

@@ -42,6 +42,8 @@ int Main(int argc, char** argv) {
   app.add_option("--bucket-mib", arguments.bucket_mib, "fused: MiB of gradients reduced at once (default: the plan's)")->check(CLI::Range(0, 4096));
   app.add_option("--reduce-dtype", arguments.reduce_dtype, "fused: fp32|bf16 of the all-reduces");
   app.add_flag("--shard", arguments.shard, "fused: each rank holds its share of the optimizer's state");
+  app.add_option("--checkpoint-stages", arguments.checkpoint_stages, "fused: stages that backward computes again, comma-separated, the first is 1")->delimiter(',')->check(CLI::Range(1, 6));
+  app.add_flag("--checkpoint-decoder", arguments.checkpoint_decoder, "fused: backward computes the decoder again");
   app.add_option("--sdpa", arguments.sdpa, "auto|math|flash|mem_efficient|cudnn");
   app.add_option("--device", arguments.device, "auto|cpu|cuda");
   app.add_option("--threads", arguments.threads, "compute threads on a CPU");

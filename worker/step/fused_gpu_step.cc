@@ -395,9 +395,11 @@ class FusedGpuStep : public Step {
   absl::Status Tune() {
     GpuContext context = Context();
     context.tune = true;
-    for (const Op& op : plan().forward_backward) {
-      if (std::holds_alternative<Gemm>(op.args) || std::holds_alternative<GemmGelu>(op.args) || std::holds_alternative<GemmGeluBackward>(op.args)) {
-        RETURN_IF_ERROR(RunOpOnGpu(op, arenas_->addresses, context));
+    for (const std::vector<Op>* ops : {&plan().forward_backward, &plan().update}) {
+      for (const Op& op : *ops) {
+        const bool product = std::holds_alternative<Gemm>(op.args) || std::holds_alternative<GemmGelu>(op.args) ||
+                             std::holds_alternative<GemmGeluBackward>(op.args) || std::holds_alternative<BatchedGemm>(op.args);
+        if (product) RETURN_IF_ERROR(RunOpOnGpu(op, arenas_->addresses, context));
       }
     }
     RETURN_IF_ERROR(Synchronize());

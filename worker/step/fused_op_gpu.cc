@@ -48,6 +48,7 @@ class GpuOps {
     constexpr bool kNarrow = sizeof(T) != sizeof(float);
     const k::GemmShape shape{o.m, o.n, o.k, false, o.trans_b, false, false, kNarrow, false, !kNarrow && context_.tf32,
                              o.count, float(o.alpha), float(o.beta)};
+    if (context_.tune) return context_.gemm->Tune(shape, at_.At(o.a), at_.At(o.b), at_.At(o.d), nullptr, stream_);
     return context_.gemm->Run(shape, at_.At(o.a), at_.At(o.b), at_.At(o.d), nullptr, stream_, context_.lane, at_.At(o.c));
   }
   absl::Status operator()(const ReduceBucket& o) const { return Announce(o, [&] { return o.own == kNone ? Reduce(o) : Scatter(o); }); }
@@ -284,12 +285,16 @@ class GpuOps {
   }
   cudaError_t Launch(const MuonMomentum& o) const {
     return k::MuonMomentum(at_.Get<StepRecord>(o.record), {int(o.count), int(o.rows), int(o.cols)}, int(o.first), int(o.own), o.momentum, o.clip_norm, o.nesterov,
-                           Real(o.gradients), Real(o.moments), Ids(o.places), Narrow(o.x), Doubles(o.scratch), stream_);
+                           Flat<float>(Arena::kGradients), Flat<float>(Arena::kMoments), Ids(o.places), Narrow(o.x), Doubles(o.scratch), stream_);
   }
   cudaError_t Launch(const MuonUpdate& o) const {
     return k::MuonUpdate(Scalars(o.scalars), at_.Get<StepRecord>(o.record), {int(o.count), int(o.rows), int(o.cols)}, o.weight_decay,
-                         Narrow(o.x), Ids(o.places), Real(o.scale), Real(o.master), Narrow(o.compute), stream_);
+                         Narrow(o.x), Ids(o.places), Real(o.scale), Flat<float>(Arena::kMaster), Flat<T>(Arena::kCompute), stream_);
   }
+
+  // A whole arena of parameters, of which the operation declares some; nullptr: there is none.
+  template <typename V>
+  V* Flat(Arena arena) const { return reinterpret_cast<V*>(at_.arena[int(arena)]); }
 
   // The copy in T of a master parameter.
   const void* Compute(TensorId master) const {
