@@ -23,7 +23,7 @@ struct Trial {
 };
 
 struct Way {
-  bool gpu = true, beside = true, prefetch = false;
+  bool gpu = true, beside = true, prefetch = false, overlap = false;
 };
 
 // Some steps of a job on random batches, the last rows of some batches missing.
@@ -34,7 +34,7 @@ Trial Train(const v1::JobSpec& job, int steps, const Way& way) {
   const ParameterTable table = ParameterTable::For(*geometry);
   const auto communicator = MakeSelfCommunicator();
   StepOptions options{job, way.gpu};
-  options.beside = way.beside;
+  options.beside = way.beside, options.overlap = way.overlap;
   auto made = way.gpu ? MakeFusedGpuStep(options, table, communicator.get()) : MakeFusedCpuStep(options, table, communicator.get());
   EXPECT_TRUE(made.ok()) << made.status();
   if (!made.ok()) return trial;
@@ -171,7 +171,7 @@ TEST(FusedGpuTest, BitsDoNotDependOnWhatRunsBeside) {
     job.mutable_optimizer()->set_name(i % 4 < 2 ? "muon" : "adamw");   // its shapes run beside each other
     SCOPED_TRACE(absl::StrCat("job ", i, " (", job.optimizer().name(), "): ", job.model().ShortDebugString()));
     const Trial first = Train(job, 6, {});
-    for (const Way& way : {Way{}, Way{.beside = false}, Way{.prefetch = true}}) {
+    for (const Way& way : {Way{}, Way{.beside = false}, Way{.prefetch = true}, Way{.overlap = true}, Way{.beside = false, .overlap = true}}) {
       const Trial again = Train(job, 6, way);
       EXPECT_EQ(first.losses, again.losses);
       EXPECT_EQ(first.norms, again.norms);

@@ -34,6 +34,8 @@ int Main(int argc, char** argv) {
   app.add_flag("--tune", arguments.tune, "fused on a GPU: time the candidates of every product first");
   app.add_flag("--no-epilogues", arguments.no_epilogues, "fused on a GPU: GELU by kernels of its own");
   app.add_flag("--one-stream", arguments.one_stream, "fused on a GPU: weight gradients in the chain, not beside it");
+  app.add_flag("--overlap", arguments.overlap, "fused on a GPU: kernels come onto the card while those before them end");
+  app.add_flag("--no-priorities", arguments.no_priorities, "fused on a GPU: weight gradients compete with the chain for the card");
   app.add_flag("--no-prefetch", arguments.no_prefetch, "do not copy the next step's batch behind this one");
   app.add_flag("--sync", sync, "wait for each step's loss before the next step is given: --read now");
   app.add_option("--read", arguments.read, "when losses are read, in turns, comma-separated: now|behind|rarely")->delimiter(',')->check(CLI::IsMember({"now", "behind", "rarely"}));

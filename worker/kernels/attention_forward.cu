@@ -149,6 +149,7 @@ struct ForwardRows {
 // blockDim = (32 * warps of a unit, units of a block): all keys of a unit at once; each warp takes query tiles in turn.
 template <int DP>
 __global__ void __maxnreg__(DP <= 48 ? 80 : DP <= 96 ? 96 : 168) ShortForward(AttentionShape shape, ForwardArgs args) {
+  BeginKernel();
   extern __shared__ uint4 memory[];
   constexpr int kStride = DP + kPad;
   const int thread = threadIdx.x, threads = blockDim.x, warp = thread >> 5, warps = threads >> 5;
@@ -179,6 +180,7 @@ __global__ void __maxnreg__(DP <= 48 ? 80 : DP <= 96 ? 96 : 168) ShortForward(At
 // A block owns warps x QueryTiles x 16 queries of a unit (its blocks are neighbours: the keys come from the L2 cache).
 template <int DP>
 __global__ void __maxnreg__(StreamedRegisters(DP)) StreamedForward(AttentionShape shape, int groups, ForwardArgs args) {
+  BeginKernel();
   extern __shared__ uint4 memory[];
   constexpr int kStride = DP + kPad, kTiles = QueryTiles(DP), kKeys = KeysOfTile(DP);
   const int thread = threadIdx.x, threads = blockDim.x, own = thread / 32 * kTiles * 16, rows = threads / 32 * kTiles * 16;
@@ -225,17 +227,17 @@ cudaError_t LaunchShort(const AttentionShape& s, const ForwardArgs& args, cudaSt
   const int units = std::max(1, std::min(4 / warps, (48 << 10) / ShortBytes<DP>(s))), bytes = units * ShortBytes<DP>(s);
   if (cudaError_t e = AllowShared(ShortForward<DP>, bytes); e != cudaSuccess) return e;
   const dim3 grid(unsigned((s.units() + units - 1) / units)), block(unsigned(32 * warps), unsigned(units));
-  ShortForward<DP><<<grid, block, bytes, stream>>>(s, args);
+  Launch(ShortForward<DP>, grid, block, bytes, stream, s, args);
   return cudaGetLastError();
 }
 
 template <int DP>
 cudaError_t LaunchStreamed(const AttentionShape& s, const ForwardArgs& args, cudaStream_t stream) {
-  constexpr int kRows = QueryTiles(DP) * 16;
-  const int warps = WarpsFor(s.queries(), kRows, StreamedRegisters(DP)), groups = RoundUp(s.queries(), warps * kRows) / (warps * kRows);
-  const int bytes = (warps * kRows + 4 * KeysOfTile(DP)) * (DP + kPad) * int(sizeof(bf16));
+  constexpr int kRows = QueryTiles(DP) * 16, kRowBytes = (DP + kPad) * int(sizeof(bf16)), kFixedBytes = 4 * KeysOfTile(DP) * kRowBytes;
+  const int warps = WarpsFor(s.queries(), kRows, StreamedRegisters(DP), kFixedBytes, kRowBytes), groups = RoundUp(s.queries(), warps * kRows) / (warps * kRows);
+  const int bytes = kFixedBytes + warps * kRows * kRowBytes;
   if (cudaError_t e = AllowShared(StreamedForward<DP>, bytes); e != cudaSuccess) return e;
-  StreamedForward<DP><<<unsigned(s.units() * groups), 32 * warps, bytes, stream>>>(s, groups, args);
+  Launch(StreamedForward<DP>, unsigned(s.units() * groups), 32 * warps, bytes, stream, s, groups, args);
   return cudaGetLastError();
 }
 
@@ -244,7 +246,7 @@ cudaError_t LaunchStreamed(const AttentionShape& s, const ForwardArgs& args, cud
 template <int DP>
 cudaError_t LaunchForward(const AttentionShape& s, const ForwardArgs& args, cudaStream_t stream) {
   const bool is_short = s.path == 0 ? s.keys <= (DP <= 48 ? 256 : 112) : s.path == 1;
-  return is_short && ShortBytes<DP>(s) <= kSharedBytes ? LaunchShort<DP>(s, args, stream) : LaunchStreamed<DP>(s, args, stream);
+  return is_short && ShortBytes<DP>(s) <= SharedBytes() ? LaunchShort<DP>(s, args, stream) : LaunchStreamed<DP>(s, args, stream);
 }
 
 #define HIERAD_FORWARD(DP) template cudaError_t LaunchForward<DP>(const AttentionShape&, const ForwardArgs&, cudaStream_t);

@@ -1,8 +1,10 @@
 #include "worker/step/fused_op_gpu.h"
 
 #include "absl/strings/str_cat.h"
+#include "base/plan/products.h"
 #include "base/status.h"
 #include "worker/kernels/attention.h"
+#include "worker/kernels/card.h"
 #include "worker/kernels/gemm_gelu.h"
 #include "worker/kernels/kernels.h"
 
@@ -18,11 +20,9 @@ class GpuOps {
       : at_(addresses), plan_(*addresses.plan), g_(plan_.geometry), context_(context), stream_(context.stream) {}
 
   absl::Status operator()(const Gemm& o) const {
-    constexpr bool kNarrow = sizeof(T) != sizeof(float);
-    const bool wide = kNarrow && IsReal(o.c);
-    const k::GemmShape shape{o.m, o.n, o.k, o.trans_a, o.trans_b, o.accumulate, o.bias != kNone, kNarrow, wide, !kNarrow && context_.tf32};
+    const GemmShape shape = ShapeOf(o, plan_, context_.tf32);
     const void* bias = at_.At(o.bias);
-    if (bias != nullptr && kNarrow && !wide) bias = Compute(o.bias);
+    if (bias != nullptr && shape.bf16 && !shape.wide_out) bias = Compute(o.bias);
     if (context_.tune) return context_.gemm->Tune(shape, at_.At(o.a), at_.At(o.b), at_.At(o.c), bias, stream_);
     return context_.gemm->Run(shape, at_.At(o.a), at_.At(o.b), at_.At(o.c), bias, stream_, context_.lane);
   }
@@ -32,7 +32,7 @@ class GpuOps {
       const k::GemmGeluForward product{o.m, o.n, o.k, at_.At(o.a), at_.At(o.b), Real(o.bias), at_.At(o.h), at_.At(o.g)};
       return context_.tune ? absl::OkStatus() : CudaStatus(k::RunGemmGelu(product, stream_), "a product with GELU");
     }
-    RETURN_IF_ERROR((*this)(Gemm{o.a, o.b, o.h, o.bias, o.m, o.n, o.k, false, true, false}));
+    RETURN_IF_ERROR((*this)(ProductOf(o)));
     return context_.tune ? absl::OkStatus() : CudaStatus(k::Gelu(Narrow(o.h), Narrow(o.g), o.m * o.n, stream_), "a kernel's launch");
   }
   absl::Status operator()(const GemmGeluBackward& o) const {
@@ -40,14 +40,12 @@ class GpuOps {
       const k::GemmGeluBackward product{o.m, o.n, o.k, at_.At(o.a), at_.At(o.b), at_.At(o.h), at_.At(o.dh), at_.At(o.g), Real(o.dh_parts)};
       return context_.tune ? absl::OkStatus() : CudaStatus(k::RunGemmGeluBackward(product, stream_), "a product with GELU's backward");
     }
-    RETURN_IF_ERROR((*this)(Gemm{o.a, o.b, o.dh, kNone, o.m, o.n, o.k, false, false, false}));
+    RETURN_IF_ERROR((*this)(ProductOf(o)));
     if (context_.tune) return absl::OkStatus();
     return CudaStatus(k::GeluBackward(Narrow(o.h), Narrow(o.dh), Narrow(o.dh), Narrow(o.g), Real(o.dh_parts), o.m, int(o.n), int(o.num_parts), stream_), "a kernel's launch");
   }
   absl::Status operator()(const BatchedGemm& o) const {
-    constexpr bool kNarrow = sizeof(T) != sizeof(float);
-    const k::GemmShape shape{o.m, o.n, o.k, false, o.trans_b, false, false, kNarrow, false, !kNarrow && context_.tf32,
-                             o.count, float(o.alpha), float(o.beta)};
+    const GemmShape shape = ShapeOf(o, plan_, context_.tf32);
     if (context_.tune) return context_.gemm->Tune(shape, at_.At(o.a), at_.At(o.b), at_.At(o.d), nullptr, stream_);
     return context_.gemm->Run(shape, at_.At(o.a), at_.At(o.b), at_.At(o.d), nullptr, stream_, context_.lane, at_.At(o.c));
   }
@@ -319,6 +317,7 @@ class GpuOps {
 }  // namespace
 
 absl::Status RunOpOnGpu(const Op& op, const Addresses& addresses, const GpuContext& context) {
+  k::OverlapLaunches(context.overlap);
   const absl::Status status = addresses.plan->options.compute == ComputeType::kBF16
                                   ? std::visit(GpuOps<__nv_bfloat16>(addresses, context), op.args)
                                   : std::visit(GpuOps<float>(addresses, context), op.args);
