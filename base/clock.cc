@@ -19,7 +19,7 @@ class SystemClock : public Clock {
 }  // namespace
 
 const Clock& Clock::System() {
-  static const SystemClock clock;
+  static const SystemClock& clock = *new SystemClock;   // never destroyed: threads read it until the process is gone
   return clock;
 }
 
