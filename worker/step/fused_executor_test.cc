@@ -381,7 +381,7 @@ TEST(FusedExecutorTest, RemovingAnOperationShows) {
       std::vector<Op>& ops = sample < 23 ? changed.forward_backward : changed.update;
       const int index = sample < 23 ? random->Pick(0, int(ops.size()) - 1) : sample - 23;
       if (std::holds_alternative<Mark>(ops[index].args)) continue;   // tells times only
-      ops[index].args = Cast{kNone, kNone, 0};   // keeps its place, reads and writes, and does nothing
+      ops[index].args = Cast{0, 0, 0};   // keeps its place, reads and writes, and does nothing
       EXPECT_TRUE(Differs(changed, expected)) << "without " << ops[index].name;
     }
   });
