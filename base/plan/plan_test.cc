@@ -36,7 +36,7 @@ void ForRandomPlans(const Test& test) {
   for (int i = 0; i < kRandomJobs; ++i) {
     const v1::JobSpec job = jobs.Next();
     SCOPED_TRACE(absl::StrCat("job ", i, ": ", job.model().ShortDebugString()));
-    for (ComputeType compute : {ComputeType::kF64, ComputeType::kF32, ComputeType::kBF16}) test(Make(job, compute));
+    for (ComputeType compute : {ComputeType::kF64, ComputeType::kF32, ComputeType::kBF16, ComputeType::kF16}) test(Make(job, compute));
     if (::testing::Test::HasFailure()) return;
   }
 }

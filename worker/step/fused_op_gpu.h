@@ -21,7 +21,7 @@ struct GpuContext {
   bool epilogues = true;   // GELU in the epilogue of products, where there is a kernel for it
 };
 
-// Compute types fp32 and bf16.
+// Compute types fp32, bf16 and fp16.
 absl::Status RunOpOnGpu(const Op& op, const Addresses& addresses, const GpuContext& context);
 
 // The copy of the master parameters in T, where there is one.
