@@ -28,7 +28,7 @@ absl::Status Failed(const char* what, const GemmShape& shape, int code) {
 
 std::string GemmShape::Key() const {
   return absl::StrCat(m, "x", n, "x", k, trans_a ? "-ta" : "", trans_b ? "-tb" : "", accumulate ? "-acc" : "", bias ? "-bias" : "",
-                      bf16 ? "-bf16" : tf32 ? "-tf32" : "-fp32", wide_out ? "-out32" : "",
+                      bf16 ? "-bf16" : f16 ? "-fp16" : tf32 ? "-tf32" : "-fp32", wide_out ? "-out32" : "",
                       batch > 1 ? absl::StrCat("-batch", batch) : "", alpha != 1 || beta != 0 ? absl::StrCat("-alpha", alpha, "-beta", beta) : "");
 }
 
@@ -97,7 +97,7 @@ absl::StatusOr<GemmLibrary::Prepared*> GemmLibrary::Prepare(const GemmShape& s) 
   if (slot != nullptr) return slot.get();
   auto p = std::make_unique<Prepared>();
   p->shape = s;
-  const cudaDataType_t in = s.bf16 ? CUDA_R_16BF : CUDA_R_32F, out = s.bf16 && !s.wide_out ? CUDA_R_16BF : CUDA_R_32F;
+  const cudaDataType_t in = s.bf16 ? CUDA_R_16BF : s.f16 ? CUDA_R_16F : CUDA_R_32F, out = s.wide_out ? CUDA_R_32F : in;
   const cublasComputeType_t compute = s.tf32 ? CUBLAS_COMPUTE_32F_FAST_TF32 : CUBLAS_COMPUTE_32F;
   // Row-major c = a b is column-major c^T = b^T a^T: b comes first, and what is stored transposed for us is plain for it.
   const cublasOperation_t first = s.trans_b ? CUBLAS_OP_T : CUBLAS_OP_N, second = s.trans_a ? CUBLAS_OP_T : CUBLAS_OP_N;
