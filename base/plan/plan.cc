@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <cstring>
-#include <map>
 #include <optional>
 #include <utility>
 
@@ -588,7 +587,7 @@ class StepPlan {
                   o.beta2(), o.eps(), o.weight_decay(), o.clip_norm()},
             {plan_.scalars, plan_.master, plan_.gradients, plan_.moments, decay_, scale_, plan_.record},
             {plan_.master, plan_.moments, plan_.compute});
-    if (o.name() == "muon") Muon();
+    if (o.name() == "muon") places_ = EmitMuon(&b_, &plan_, o, scale_);
     if (plan_.num_moments > 2) {
       b_.Emit("average of the weights", AverageWeights{plan_.record, plan_.master, plan_.moments, size, o.ema_decay()},
               {plan_.record, plan_.master, plan_.moments}, {plan_.moments});
@@ -608,60 +607,6 @@ class StepPlan {
     if (!plan_.sharded) return;
     b_.EmitSnapshot("gather moments", GatherMoments{plan_.moments, plan_.saved, 0, {plan_.scalars, plan_.progress, 0}},
                     {plan_.moments, plan_.scalars}, {plan_.saved, plan_.progress});
-  }
-
-  // Matrices of one shape together; what is needed on the way lies where the activations were.
-  void Muon() {
-    std::map<std::pair<int64_t, int64_t>, std::vector<int>> shapes;
-    for (size_t p = 0; p < plan_.table.parameters.size(); ++p) {
-      const Parameter& parameter = plan_.table.parameters[p];
-      if (parameter.matrix) shapes[{parameter.shape[0], parameter.shape[1]}].push_back(int(p));
-    }
-    for (const auto& [shape, matrices] : shapes) {
-      const auto [rows, cols] = shape;
-      const int64_t count = int64_t(matrices.size()), shorter = std::min(rows, cols), longer = std::max(rows, cols);
-      const std::string name = absl::StrCat("muon ", rows, "x", cols);
-      const TensorId places = b_.Add(name + " places", {count}, DType::kI64, Arena::kPersistent);
-      places_.push_back({places, matrices});
-      const v1::OptimizerSpec& o = spec_.optimizer();
-      const TensorId scratch = b_.Activation(name + " scratch", {count, kMuonParts}, DType::kF64);
-      // Each rank's share of the matrices; the last ranks may have fewer, or none.
-      const int64_t share = (count + plan_.ranks - 1) / plan_.ranks, first = std::min(count, share * plan_.options.rank);
-      const int64_t own = std::min(share, count - first);
-      TensorId x = b_.Activation(name + " x", {share, shorter, longer}, b_.compute());
-      b_.Emit(name + " momentum",
-              MuonMomentum{plan_.record, plan_.gradients, plan_.moments, places, x, scratch, count, rows, cols, o.muon_momentum(), o.clip_norm(),
-                           o.muon_nesterov(), first, own},
-              {plan_.record, plan_.gradients, plan_.moments, places}, {plan_.moments, x, scratch});
-      if (own > 0) x = NewtonSchulz(name, x, own, shorter, longer, share);
-      if (plan_.ranks > 1) {
-        const TensorId all = b_.Activation(name + " of all ranks", {plan_.ranks * share, shorter, longer}, b_.compute());
-        b_.Emit(name + " gather", GatherMatrices{x, all, share * shorter * longer, {plan_.scalars, plan_.progress, 0}}, {x, plan_.scalars},
-                {all, plan_.progress});
-        plan_.update.back().part = Part::kCommunication;
-        x = all;
-      }
-      b_.Emit(name + " update", MuonUpdate{plan_.scalars, plan_.record, x, places, scale_, plan_.master, plan_.compute, count, rows, cols, o.weight_decay()},
-              {plan_.scalars, plan_.record, x, places, scale_, plan_.master}, {plan_.master, plan_.compute});
-    }
-  }
-
-  // Of `own` matrices; room is there for `share`.
-  TensorId NewtonSchulz(const std::string& name, TensorId x, int64_t own, int64_t shorter, int64_t longer, int64_t share) {
-    for (int round = 0; round < kMuonRounds; ++round) {
-      const std::string at = absl::StrCat(name, " round ", round);
-      const TensorId gram = b_.Activation(at + " gram", {own, shorter, shorter}, b_.compute());
-      b_.Emit(at + " gram", BatchedGemm{x, x, kNone, gram, own, shorter, shorter, longer, true, 1, 0}, {x}, {gram},
-              2.0 * double(own * shorter * shorter * longer));
-      const TensorId poly = b_.Activation(at + " polynomial", {own, shorter, shorter}, b_.compute());
-      b_.Emit(at + " polynomial", BatchedGemm{gram, gram, gram, poly, own, shorter, shorter, shorter, false, kMuonC, kMuonB}, {gram}, {poly},
-              2.0 * double(own * shorter * shorter * shorter));
-      const TensorId next = b_.Activation(at, {share, shorter, longer}, b_.compute());
-      b_.Emit(at, BatchedGemm{poly, x, x, next, own, shorter, longer, shorter, false, 1, kMuonA}, {poly, x}, {next},
-              2.0 * double(own * shorter * shorter * longer));
-      x = next;
-    }
-    return x;
   }
 
  public:
@@ -716,7 +661,7 @@ class StepPlan {
   std::string again_;                 // in the names of tensors that are computed once more
   TensorId decoder_out_ = kNone, decoded_ = kNone, decoder_mean_ = kNone, decoder_rstd_ = kNone, dpred_ = kNone;
   TensorId pooled_ = kNone, head_in_ = kNone, d_encoder_ = kNone, decay_ = kNone, scale_ = kNone;
-  std::vector<std::pair<TensorId, std::vector<int>>> places_;   // of Muon's matrices, by index in the table
+  std::vector<MuonPlaces> places_;
 };
 
 }  // namespace
@@ -765,7 +710,7 @@ absl::StatusOr<Plan> Plan::Make(const v1::JobSpec& spec, const PlanOptions& opti
   plan.batch = spec.step().batch_per_rank();
   plan.ranks = std::max(1, spec.resources().ranks());
   plan.reduce_bf16 = spec.step().reduce_dtype() == "bf16";
-  plan.sharded = spec.step().shard_optimizer() && plan.ranks > 1 && !options.features;
+  plan.sharded = spec.step().shard_optimizer() && plan.ranks > 1 && !options.features && spec.optimizer().name() != "muon";
   plan.num_moments = spec.optimizer().ema_decay() > 0 ? 3 : 2;
   plan.accumulate = spec.step().accumulation() > 1;
   StepPlan step(&plan, spec);

@@ -203,12 +203,13 @@ struct GradientNorm {
   int64_t scale_growth_steps;
 };
 // Muon, in the form of torch.optim.Muon with adjust_lr_fn match_rms_adamw, for `count` matrices [rows, cols] of one shape at
-// the places (elements, i64) in the flat buffers. The first half of `moments` is its momentum.
+// the places (elements, i64) in the arenas of parameters, their copies in T, gradients and moments, whose first buffer is its
+// momentum. An operation declares those matrices, not the whole arenas: shapes do not wait for each other.
 //   m += (1 - momentum) (g - m), g the clipped gradient, freed of its scale; u = m, or with nesterov g + momentum (m - g)
 //   x = u / max(|u|, 1e-7) in T, transposed where rows > cols; scratch: parts of |u|^2
 // Several ranks: m of all matrices, x of the `own` matrices from `first` on, whose products this rank makes.
 struct MuonMomentum {
-  TensorId record, gradients, moments, places, x, scratch;
+  TensorId record, places, x, scratch;
   int64_t count, rows, cols;
   double momentum, clip_norm;
   bool nesterov;
@@ -218,7 +219,7 @@ struct MuonMomentum {
 struct BatchedGemm { TensorId a, b, c, d; int64_t count, m, n, k; bool trans_b; double alpha, beta; };
 // w = w (1 - lr weight_decay) - lr 0.2 sqrt(max(rows, cols)) x; lr times `scale` as AdamW's. A skipped step changes nothing.
 struct MuonUpdate {
-  TensorId scalars, record, x, places, scale, master, compute;
+  TensorId scalars, record, x, places, scale;
   int64_t count, rows, cols;
   double weight_decay;
 };
@@ -249,7 +250,9 @@ struct Op {
   std::string name;                     // "blocks.3.attn.qkv dgrad"
   Part part;
   bool backward = false;
-  // May run beside the operations after it, as far as memory allows: only a SumParts or the update reads what it writes.
+  // In the second of two queues (Lanes), beside the operations after it, as far as memory allows: what it reads and writes is
+  // declared, and whoever shares a byte with it waits. In the passes: weight gradients and sums, whose results only a SumParts,
+  // a reduction or the update reads. In the update: about half of Muon's work, shape by shape.
   bool beside = false;
   bool reduces = false;                 // of the all-reduce: runs in a step's last micro-batch only
   std::vector<TensorId> reads, writes;  // a tensor updated in place stands in both

@@ -77,6 +77,14 @@ class PlanBuilder {
   std::vector<SumParts::Sum> sums_;   // that wait for EmitSums
 };
 
+// A table that is filled when parameters have their places: where the matrices of an operation lie.
+struct MuonPlaces {
+  TensorId table;
+  std::vector<int> matrices;   // by index in the parameter table
+};
+// The update of the blocks' matrices, behind that of the rest by AdamW. `scale`: AdamW::scale.
+std::vector<MuonPlaces> EmitMuon(PlanBuilder* builder, Plan* plan, const v1::OptimizerSpec& optimizer, TensorId scale);
+
 // The order of parameters in the flat arenas, offsets of every tensor, sizes of the arenas.
 void PlaceTensors(Plan* plan);
 // Of several ranks, once the parameters are placed: the reductions among the passes, what sharding makes of the update.

@@ -13,6 +13,8 @@ namespace {
 
 // Operations by which one that runs beside the others may lag: about half a block's backward.
 constexpr int kBeside = 8;
+// The same in the update, by which a queue of Muon's may lag behind the other: two shapes. There is room where the activations were.
+constexpr int kBesideInUpdate = 2 * (3 * kMuonRounds + 3);
 
 int64_t RoundUp(int64_t value, int64_t unit) { return (value + unit - 1) / unit * unit; }
 
@@ -112,14 +114,15 @@ void PlaceActivations(Plan* plan) {
     if (t.arena == Arena::kActivations) ids.push_back(id);
   }
   const int passes = int(plan->forward_backward.size());
-  for (int i = 0; i < passes + int(plan->update.size()); ++i) {
+  const int all = passes + int(plan->update.size());
+  for (int i = 0; i < all; ++i) {
     const Op& op = i < passes ? plan->forward_backward[i] : plan->update[i - passes];
     for (const auto* list : {&op.reads, &op.writes}) {
       for (TensorId id : *list) {
         TensorSpec& t = plan->tensors[id];
         if (t.first < 0) t.first = i;
         // What runs beside the others needs its operands a while longer.
-        t.last = std::max(t.last, op.beside ? std::min(i + kBeside, passes - 1) : i);
+        t.last = std::max(t.last, i >= passes ? std::min(i + kBesideInUpdate, all - 1) : op.beside ? std::min(i + kBeside, passes - 1) : i);
       }
     }
   }

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstdio>
+#include <map>
 #include <optional>
 
 #include "absl/strings/ascii.h"
@@ -235,12 +236,12 @@ std::string Amount(double value, double unit, const char* name) { return absl::S
 
 const std::vector<Card>& Cards() {
   static const std::vector<Card>& cards = *new std::vector<Card>{
-      {"H200", 735e12, 67e12, 494e12, 4.2e12, 450e9, int64_t(139 * kGib), true},
-      {"H100", 989e12, 67e12, 494e12, 3.35e12, 450e9, int64_t(79 * kGib), false},
-      {"B200", 2250e12, 75e12, 1125e12, 8e12, 900e9, int64_t(178 * kGib), false},
-      {"A100", 312e12, 19.5e12, 156e12, 2.039e12, 300e9, int64_t(79 * kGib), false},
-      {"L40S", 362e12, 91.6e12, 183e12, 864e9, 32e9, int64_t(44 * kGib), false},
-      {"RTX4090", 165e12, 82.6e12, 82.6e12, 1008e9, 32e9, int64_t(23.5 * kGib), false},
+      {"H200", 735e12, 67e12, 494e12, 4.2e12, 450e9, int64_t(139 * kGib), 90, true},
+      {"H100", 989e12, 67e12, 494e12, 3.35e12, 450e9, int64_t(79 * kGib), 90, false},
+      {"B200", 2250e12, 75e12, 1125e12, 8e12, 900e9, int64_t(178 * kGib), 100, false},
+      {"A100", 312e12, 19.5e12, 156e12, 2.039e12, 300e9, int64_t(79 * kGib), 80, false},
+      {"L40S", 362e12, 91.6e12, 183e12, 864e9, 32e9, int64_t(44 * kGib), 89, false},
+      {"RTX4090", 165e12, 82.6e12, 82.6e12, 1008e9, 32e9, int64_t(23.5 * kGib), 89, false},
   };
   return cards;
 }
@@ -283,6 +284,10 @@ absl::StatusOr<PlanReport> ReportPlan(const v1::JobSpec& job, const PlanReportOp
   report.context_bytes = ContextBytes(spec);
   report.card = card.name;
   Account(plan, card, PeakFlops(card, spec.step()), &report);
+  if (report.exact && OnGpu(spec)) {
+    report.products = ProductsOf(plan, card.name, card.capability, spec.step().tf32(), report.accumulation);
+    report.algorithm_table = NewestAlgorithmTable(card.name);
+  }
   CountCommunication(plan, &report);
   report.buckets = int64_t(plan.buckets.size());
   report.communication_floor_ms = 1e3 * double(report.communication_bytes) / card.link_bytes_per_s;
@@ -317,6 +322,9 @@ std::string PlanReport::Json() const {
   for (const PartCost& part : parts) {
     json["parts"].push_back({{"part", part.part}, {"flops", part.flops}, {"bytes", part.bytes}, {"kernels", part.kernels}, {"floor_ms", part.floor_ms}});
   }
+  json["products"] = nlohmann::ordered_json::array();
+  for (const PlannedProduct& p : products) json["products"].push_back({{"product", p.key}, {"made_by", p.made_by}, {"count", p.count}, {"flops", p.flops}});
+  json["algorithm_table"] = algorithm_table;
   json["communication_bytes"] = communication_bytes;
   json["update_communication_bytes"] = update_communication_bytes;
   json["buckets"] = buckets;
@@ -358,6 +366,12 @@ std::string PlanReport::Table() const {
   for (const PartCost& part : parts) row(part.part, part.kernels, part.flops, part.bytes, part.floor_ms);
   row("step", kernels_per_step, flops_per_step, bytes_per_step, floor_ms);
   absl::StrAppendFormat(&text, "\nFloor on %s: these operations one after the other, each at the card's best FLOP or byte rate.\n", card);
+  if (!products.empty()) {
+    std::map<std::string, int64_t> made;
+    for (const PlannedProduct& p : products) made[p.made_by] += p.count;
+    absl::StrAppendFormat(&text, "Matrix products: %d with GELU in their epilogue, %d by an algorithm of %s, %d by the library's choice.\n", made["epilogue"],
+                          made["table"], algorithm_table.empty() ? "a table (this card has none)" : algorithm_table, made["library"]);
+  }
   if (ranks > 1) {
     absl::StrAppendFormat(&text, "Between ranks: %s a rank and step in %d bucket%s, at least %.3f ms, most of it behind backward%s.\n",
                           Amount(double(communication_bytes), 1e6, "MB"), buckets, buckets == 1 ? "" : "s", communication_floor_ms,
@@ -369,8 +383,9 @@ std::string PlanReport::Table() const {
   if (fit_asked) absl::StrAppendFormat(&text, "What fits in %.1f GiB (in step.mode fused):\n", memory_gib);
   if (fit_asked && fits.empty()) absl::StrAppend(&text, "  not even one sample\n");
   for (const Fit& fit : fits) {
-    absl::StrAppendFormat(&text, "  batch_per_rank: %d, checkpoint_stages: [%s], checkpoint_decoder: %s: %s, work of a sample x %.2f\n", fit.batch_per_rank,
-                          absl::StrJoin(fit.checkpoint_stages, ", "), fit.checkpoint_decoder ? "true" : "false",
+    const std::string stages = fit.checkpoint_stages.empty() ? "" : absl::StrCat("checkpoint_stages: [", absl::StrJoin(fit.checkpoint_stages, ", "), "], ");
+    absl::StrAppendFormat(&text, "  batch_per_rank: %d, %scheckpoint_decoder: %s: %s, work of a sample x %.2f\n", fit.batch_per_rank, stages,
+                          fit.checkpoint_decoder ? "true" : "false",
                           Amount(double(fit.peak_device_bytes), kGib, "GiB"), fit.flops_ratio);
   }
   return text;

@@ -8,6 +8,7 @@
 
 #include "absl/status/statusor.h"
 #include "base/plan/plan.h"
+#include "base/plan/products.h"
 
 namespace hierad {
 
@@ -18,6 +19,7 @@ struct Card {
   double bytes_per_s;                          // read + written
   double link_bytes_per_s;                     // one way
   int64_t memory_bytes;
+  int capability;                              // 90: 9.0
   bool measured;                               // bf16 and copies, by us; else, and the other rates: the data sheet's
 };
 const std::vector<Card>& Cards();
@@ -51,6 +53,10 @@ struct PlanReport {
   double flops_per_step = 0, bytes_per_step = 0;
   int64_t kernels_per_step = 0;        // operations of the plan
   struct PartCost { std::string part; double flops = 0, bytes = 0, floor_ms = 0; int64_t kernels = 0; };
+  // Where mode fused makes them on a GPU: with GELU in the epilogue, by an algorithm of `algorithm_table`, or by the library's choice.
+  // The table is the card's newest; with another version of the library, its choice takes the place of the table's.
+  std::vector<PlannedProduct> products;
+  std::string algorithm_table;         // empty: the card has none
   std::vector<PartCost> parts;         // input, patch, stage1.., heads, decoder, loss, optimizer
   int64_t communication_bytes = 0;     // what each rank sends in a step; not in bytes_per_step
   int64_t update_communication_bytes = 0;   // of them after backward, with nothing to hide behind: what ranks update in parts

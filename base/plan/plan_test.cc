@@ -3,9 +3,11 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdio>
+#include <cstring>
 #include <map>
 #include <set>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "absl/strings/match.h"
@@ -29,12 +31,13 @@ Plan Make(const v1::JobSpec& job, ComputeType compute = ComputeType::kF32, bool 
   return plan.ok() ? *std::move(plan) : Plan{};
 }
 
-// Calls test(plan) for random jobs in every compute type.
+// Calls test(plan) for random jobs in every compute type; every third with Muon.
 template <typename Test>
 void ForRandomPlans(const Test& test) {
   RandomJobs jobs(17);
   for (int i = 0; i < kRandomJobs; ++i) {
-    const v1::JobSpec job = jobs.Next();
+    v1::JobSpec job = jobs.Next();
+    if (i % 3 == 2) job.mutable_optimizer()->set_name("muon");
     SCOPED_TRACE(absl::StrCat("job ", i, ": ", job.model().ShortDebugString()));
     for (ComputeType compute : {ComputeType::kF64, ComputeType::kF32, ComputeType::kBF16, ComputeType::kF16}) test(Make(job, compute));
     if (::testing::Test::HasFailure()) return;
@@ -131,10 +134,10 @@ TEST(PlanTest, EveryParameterGetsOneGradientWrite) {
     }
     EXPECT_EQ(writes.size(), plan.table.parameters.size());
     for (const Parameter& p : plan.table.parameters) EXPECT_EQ(writes["grad:" + p.name], 1) << p.name;
-    ASSERT_EQ(plan.update.size(), 4u);
+    ASSERT_GE(plan.update.size(), 4u);
     EXPECT_TRUE(std::holds_alternative<GradientNorm>(plan.update[0].args));
     EXPECT_TRUE(std::holds_alternative<AdamW>(plan.update[1].args));
-    EXPECT_TRUE(std::holds_alternative<PublishRecord>(plan.update[3].args)) << "the last operation tells";
+    EXPECT_TRUE(std::holds_alternative<PublishRecord>(plan.update.back().args)) << "the last operation tells";
   });
 }
 
@@ -267,6 +270,121 @@ TEST(PlanTest, EveryBucketIsReducedOnceAsSoonAsItIsReady) {
     job.mutable_resources()->set_ranks(1);
     EXPECT_EQ(Make(job).parameter_offset, plan.parameter_offset);
   }
+}
+
+// One queue would have to wait for what the other does.
+bool Conflict(const Plan& plan, const Op& a, const Op& b) {
+  for (const auto& [writer, other] : {std::pair{&a, &b}, std::pair{&b, &a}}) {
+    for (TensorId w : writer->writes) {
+      for (const auto* list : {&other->reads, &other->writes}) {
+        for (TensorId t : *list) {
+          if (plan.tensors[w].arena == plan.tensors[t].arena && Meets(plan.tensors[w], plan.tensors[t])) return true;
+        }
+      }
+    }
+  }
+  return false;
+}
+
+// Every matrix of the blocks, and nothing else, has its momentum and its update made once, at its place in every arena, and on
+// one rank its products; AdamW passes it over.
+TEST(PlanTest, MuonTakesEveryMatrixOnce) {
+  RandomJobs jobs(61);
+  for (int i = 0; i < 60; ++i) {
+    v1::JobSpec job = jobs.Next();
+    job.mutable_optimizer()->set_name("muon");
+    job.mutable_optimizer()->set_ema_decay(i % 2 == 0 ? 0.99 : 0);
+    job.mutable_resources()->set_ranks(jobs.Pick(1, 4));
+    job.mutable_step()->set_shard_optimizer(i % 3 == 0);   // says nothing to Muon
+    SCOPED_TRACE(absl::StrCat("job ", i, " on ", job.resources().ranks(), " ranks: ", job.model().ShortDebugString()));
+    std::map<std::string, int> produced;   // by all ranks
+    for (int64_t rank = 0; rank < job.resources().ranks(); ++rank) {
+      const auto plan = Plan::Make(job, {.compute = ComputeType::kBF16, .rank = rank});
+      ASSERT_TRUE(plan.ok()) << plan.status();
+      EXPECT_FALSE(plan->sharded);
+      std::map<std::string, int> moments, masters, copies, gradients;
+      std::map<int64_t, std::string> by_place;
+      for (size_t p = 0; p < plan->parameter_offset.size(); ++p) by_place[plan->parameter_offset[p]] = plan->table.parameters[p].name;
+      for (const Op& op : plan->update) {
+        const auto* momentum = std::get_if<MuonMomentum>(&op.args);
+        if (momentum == nullptr && !std::holds_alternative<MuonUpdate>(op.args)) continue;
+        for (TensorId id : op.reads) gradients[plan->tensors[id].arena == Arena::kGradients ? plan->tensors[id].name.substr(5) : ""] += 1;
+        for (TensorId id : op.writes) {
+          const TensorSpec& t = plan->tensors[id];
+          if (t.arena == Arena::kActivations) continue;
+          const std::string name = by_place[t.offset / SizeOf(t.dtype)];
+          EXPECT_EQ(t.name, (t.arena == Arena::kMoments ? "moments:" : t.arena == Arena::kCompute ? "compute:" : "") + name);
+          (t.arena == Arena::kMoments ? moments : t.arena == Arena::kCompute ? copies : masters)[name] += 1;
+        }
+        if (momentum == nullptr) continue;
+        const Constant& places = *std::find_if(plan->constants.begin(), plan->constants.end(), [&](const Constant& c) { return c.tensor == momentum->places; });
+        for (int64_t m = momentum->first; m < momentum->first + momentum->own; ++m) {
+          int64_t place = 0;
+          std::memcpy(&place, places.bytes.data() + m * int64_t(sizeof place), sizeof place);
+          ++produced[by_place.at(place)];
+        }
+      }
+      for (size_t p = 0; p < plan->table.parameters.size(); ++p) {
+        const Parameter& parameter = plan->table.parameters[p];
+        for (auto* counts : {&moments, &masters, &copies, &gradients}) EXPECT_EQ((*counts)[parameter.name], parameter.matrix ? 1 : 0) << parameter.name;
+        const Constant& decay = *std::find_if(plan->constants.begin(), plan->constants.end(), [&](const Constant& c) { return c.tensor == plan->Find("decay"); });
+        EXPECT_EQ(decay.bytes[size_t(plan->parameter_offset[p] / kParameterAlign)] == kNotAdamW, parameter.matrix) << parameter.name;
+      }
+    }
+    for (const Parameter& parameter : ParameterTable::For(*Geometry::From(job.model())).parameters) {
+      EXPECT_EQ(produced[parameter.name], parameter.matrix ? 1 : 0) << parameter.name;
+    }
+  }
+}
+
+// The two queues have about as much to do, and no shape waits for one that the other queue works on.
+TEST(PlanTest, MuonsQueuesAreAsLongAndDoNotWaitForEachOther) {
+  for (const char* variant : {"tiny", "base", "large"}) {
+    v1::JobSpec job;
+    job.mutable_data()->set_source("synthetic");
+    job.mutable_model()->set_variant(variant);
+    job.mutable_optimizer()->set_name("muon");
+    job.mutable_step()->set_batch_per_rank(128);
+    FillDefaults(&job);
+    const Plan plan = Make(job, ComputeType::kBF16);
+    double work[2] = {0, 0};
+    int shapes = 0;
+    for (size_t i = 0; i < plan.update.size(); ++i) {
+      const Op& op = plan.update[i];
+      work[op.beside] += op.flops;
+      if (std::holds_alternative<MuonMomentum>(op.args)) ++shapes;
+      if (!op.beside) continue;
+      // What the chain does meanwhile: the shape before and the one behind.
+      for (size_t other = i < 36 ? 0 : i - 36; other < std::min(plan.update.size(), i + 36); ++other) {
+        const Op& chain = plan.update[other];
+        const bool muon = std::holds_alternative<MuonMomentum>(chain.args) || std::holds_alternative<BatchedGemm>(chain.args) || std::holds_alternative<MuonUpdate>(chain.args);
+        if (chain.beside || !muon) continue;
+        EXPECT_FALSE(Conflict(plan, op, chain)) << op.name << " and " << chain.name;
+      }
+    }
+    job.mutable_optimizer()->set_name("adamw");
+    const Plan adamw = Make(job, ComputeType::kBF16);
+    std::printf("%s: %d shapes, %.2f and %.2f TFLOP; arenas %.2f GiB, with AdamW %.2f\n", variant, shapes, work[0] / 1e12, work[1] / 1e12,
+                double(plan.TotalBytes()) / double(1 << 30), double(adamw.TotalBytes()) / double(1 << 30));
+    EXPECT_GT(shapes, 8);
+    EXPECT_LT(std::abs(work[0] - work[1]), 0.1 * (work[0] + work[1]));
+    EXPECT_EQ(plan.arena_bytes[int(Arena::kActivations)], adamw.arena_bytes[int(Arena::kActivations)]) << "there is room where the activations were";
+  }
+}
+
+// In the passes, what runs beside the chain is awaited by sums, reductions and the update alone.
+TEST(PlanTest, TheChainWaitsForNothingThatRunsBesideIt) {
+  ForRandomPlans([](const Plan& plan) {
+    std::set<TensorId> made_beside;
+    for (const Op& op : plan.forward_backward) {
+      for (TensorId id : op.reads) {
+        if (made_beside.count(id) == 0) continue;
+        EXPECT_TRUE(op.reduces || op.beside || std::holds_alternative<Mark>(op.args)) << op.name << " reads " << plan.tensors[id].name;
+      }
+      if (op.beside) made_beside.insert(op.writes.begin(), op.writes.end());
+    }
+    EXPECT_FALSE(made_beside.empty());
+  });
 }
 
 // Multiply-adds of the model counted from the geometry alone, block by block.

@@ -23,6 +23,9 @@ ROWS = {
     "large64": row("large", 64), "large128": row("large", 128),
     **{f"{v}_q{q}": row(v, 128, q_pool=q) for v in ("tiny", "small", "base") for q in (1, 3)},
     "base8": row("base", 8), "base1024": row("base", 1024, steps=30, warmup=5),
+    # Activations computed again: stage 3, stages 2 and 3, the decoder. By step.mode fused alone.
+    **{f"base1024_{name}": dict(row("base", 1024, steps=30, warmup=5), **keys)
+       for name, keys in (("again3", {"again": [3]}), ("again23", {"again": [2, 3]}), ("againdec", {"again_decoder": True}))},
     "signal128": row("base", 128, input=(1024,), patch_stride=16), "signal512": row("base", 512, input=(1024,), patch_stride=16),
 }
 STRONG, STRONG_MOST = 4096, 1024   # samples of a step; of them at once on a card at most
@@ -38,7 +41,8 @@ def job_yaml(name, spec, mode):
         model.update(patch_kernel=[16], patch_stride=[16], patch_padding=[0])
     return {"name": name.replace("_", "-"), "model": model, "data": {"source": "synthetic"}, "schedule": {"steps": 100},
             "step": {"batch_per_rank": spec["batch"], "accumulation": spec.get("accumulation", 1), "precision": "bf16", "mode": mode,
-                     "shard_optimizer": spec.get("shard", False)},
+                     "shard_optimizer": spec.get("shard", False), "checkpoint_decoder": spec.get("again_decoder", False),
+                     **({"checkpoint_stages": spec["again"]} if "again" in spec else {})},
             "optimizer": {"name": spec.get("optimizer", "adamw")}, "resources": {"ranks": spec.get("world", 1)}}
 
 
@@ -155,7 +159,8 @@ def main(bench, python, arguments):
     show = print_scaling if options.world else print_table
     for row_name in rows:
         base = dict(ROWS[row_name], **{k: v for k, v in (("steps", options.steps), ("batch", options.batch)) if v})
-        for name, spec, contender in ((n, s, c) for n, s in scaled(row_name, base, options) for c in contenders):
+        again = "again" in base or "again_decoder" in base
+        for name, spec, contender in ((n, s, c) for n, s in scaled(row_name, base, options) for c in contenders if c.startswith("fused") or not again):
             what = dict(key, row=name, contender=contender, **spec)
             done = [k for k in known if all(k.get(n) == v for n, v in what.items()) and "error" not in k]
             if done:

@@ -97,8 +97,7 @@ model:
   mask_ratio: 0.5
   norm_target: false
 data:
-  source: {source}
-  path: {data}
+  source: {source}{path}
 optimizer:
   lr: 3.0e-3
 schedule:
@@ -243,7 +242,8 @@ class Cluster:
         path = os.path.join(self.folder, f"{name}.yaml")
         with open(path, "w") as out:
             out.write(JOB.format(name=name, steps=steps, every=every, ranks=ranks, seed=seed, keep=keep,
-                                 attempts=attempts, backoff=backoff, source=source, data=data or self.data) + extra)
+                                 attempts=attempts, backoff=backoff, source=source,
+                                 path="" if source == "synthetic" else f"\n  path: {data or self.data}") + extra)
         return path
 
     def submit(self, *words, **job):

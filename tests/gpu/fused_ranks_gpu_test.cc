@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include <signal.h>
+#include <sys/prctl.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -125,12 +126,14 @@ Ranks Start(int ranks, bool staged, const std::function<std::string(Communicator
     EXPECT_EQ(pipe(out), 0);
     const pid_t pid = fork();
     if (pid == 0) {
+      prctl(PR_SET_PDEATHSIG, SIGKILL);
       const auto communicator = Join(r, ranks, staged, blob);
       if (!communicator.ok()) {
         std::fprintf(stderr, "rank %d: %s\n", r, std::string(communicator.status().message()).c_str());
         _exit(2);
       }
       (void)WriteAll(out[1], body(communicator->get()), "pipe");
+      close(out[1]);   // before the barrier: the test reads rank after rank, each to its end
       (void)(*communicator)->Barrier();
       _exit(0);
     }
@@ -151,19 +154,53 @@ std::string ReadToEnd(int fd) {
   return text;
 }
 
-std::vector<std::string> RunRanks(const v1::JobSpec& job, int ranks, bool staged, int accumulation, int rows, int world) {
-  const int each = rows * accumulation * (ranks == 1 ? world : 1);
+// What is trained, by each rank `accumulation` times `rows` samples a step; alone, one takes the samples of `world` ranks.
+struct Case {
+  v1::JobSpec job;
+  int accumulation = 1, rows = 1;
+};
+
+// What each rank tells of each case: result[rank][case]. All cases by the same processes, since a process's first second or
+// two on a GPU goes into its context.
+std::vector<std::vector<std::string>> RunRanks(const std::vector<Case>& cases, int ranks, bool staged, int world) {
+  const auto began = Clock::System().Monotonic();
   const Ranks started = Start(ranks, staged, [&](Communicator* communicator) {
-    return Train(job, communicator, communicator->rank() * each, accumulation, each / accumulation, rows * accumulation * world);
+    std::string all;
+    for (size_t i = 0; i < cases.size(); ++i) {
+      const Case& c = cases[i];
+      const int each = c.rows * c.accumulation * (ranks == 1 ? world : 1);
+      const std::string told = Train(c.job, communicator, communicator->rank() * each, c.accumulation, each / c.accumulation, c.rows * c.accumulation * world);
+      if (told.empty()) {
+        std::fprintf(stderr, "rank %d of %d failed in case %zu\n", communicator->rank(), ranks, i);
+        _exit(3);   // the others notice
+      }
+      const uint64_t size = told.size();
+      all.append(reinterpret_cast<const char*>(&size), sizeof size).append(told);
+    }
+    return all;
   });
-  std::vector<std::string> texts;
+  // All is read before any is waited for: none ends before the last has told its numbers, more than a pipe holds.
+  std::vector<std::string> told;
+  for (int r = 0; r < ranks; ++r) told.push_back(ReadToEnd(started.outputs[r]));
+  std::vector<std::vector<std::string>> results;
   for (int r = 0; r < ranks; ++r) {
-    texts.push_back(ReadToEnd(started.outputs[r]));
     int status = 0;
     waitpid(started.pids[r], &status, 0);
     EXPECT_TRUE(WIFEXITED(status) && WEXITSTATUS(status) == 0) << "rank " << r << " ended with " << status;
+    const std::string& all = told[size_t(r)];
+    std::vector<std::string> texts;
+    for (size_t at = 0; at < all.size();) {
+      uint64_t size = 0;
+      std::memcpy(&size, all.data() + at, sizeof size);
+      texts.push_back(all.substr(at + sizeof size, size));
+      at += sizeof size + size;
+    }
+    texts.resize(cases.size());   // "" where a rank ended before
+    results.push_back(std::move(texts));
   }
-  return texts;
+  std::printf("%d rank%s, %zu cases of %d steps: %.1f s\n", ranks, ranks == 1 ? "" : "s", cases.size(), kSteps,
+              std::chrono::duration<double>(Clock::System().Monotonic() - began).count());
+  return results;
 }
 
 int CountOfJobs() {   // fewer where time on the card is short
@@ -171,12 +208,20 @@ int CountOfJobs() {   // fewer where time on the card is short
   return wanted != nullptr ? std::atoi(wanted) : 12;
 }
 
+// What the ranks are here: NCCL takes a GPU each, so that on one card it is not tested; what the ranks share then goes through the
+// host, in graphs and queues as NCCL's would.
+bool Staged(int gpus, int ranks) {
+  std::printf(gpus < 2 ? "%d ranks share one GPU, through the host: NCCL is NOT tested here, that takes two GPUs\n" : "%d ranks through NCCL\n", ranks);
+  std::fflush(stdout);
+  return gpus < 2;
+}
+
 TEST(FusedRanksGpuTest, RanksAreOneGpuWithTheBatchMultiplied) {
   const int gpus = Gpus(), ranks = std::clamp(gpus, 2, 4);
   ASSERT_GE(gpus, 1) << "this test needs a GPU";
-  const bool staged = gpus < 2;
-  std::printf("%d ranks %s\n", ranks, staged ? "on one GPU, through the host" : "through NCCL");
+  const bool staged = Staged(gpus, ranks);
   RandomJobs jobs(401);
+  std::vector<Case> cases;
   for (int i = 0; i < CountOfJobs(); ++i) {
     v1::JobSpec job = jobs.Next();
     job.mutable_step()->set_mode("fused");
@@ -184,20 +229,23 @@ TEST(FusedRanksGpuTest, RanksAreOneGpuWithTheBatchMultiplied) {
     job.mutable_step()->set_reduce_dtype(i % 3 == 2 ? "bf16" : "fp32");
     job.mutable_optimizer()->set_name(i % 4 == 1 ? "muon" : "adamw");
     job.mutable_step()->set_shard_optimizer(i % 4 == 2);
-    SCOPED_TRACE(absl::StrCat("job ", i, ": ", job.ShortDebugString()));
     const int accumulation = jobs.Pick(1, 2), rows = jobs.Pick(1, 2);
-    const auto together = RunRanks(job, ranks, staged, accumulation, rows, ranks), again = RunRanks(job, ranks, staged, accumulation, rows, ranks);
-    const auto alone = RunRanks(job, 1, staged, accumulation, rows, ranks);
-    for (const std::string& text : together) EXPECT_EQ(text, together[0]) << "the same bits on every rank";
-    EXPECT_EQ(together, again) << "two runs, the same bits";
-    ASSERT_EQ(together[0].size(), alone[0].size());
-    ASSERT_GT(alone[0].size(), 0u);
-    const double bound = job.step().reduce_dtype() == "bf16" ? 3e-2 : 1e-4;
+    cases.push_back({job, accumulation, rows});
+  }
+  const auto together = RunRanks(cases, ranks, staged, ranks), again = RunRanks(cases, ranks, staged, ranks), alone = RunRanks(cases, 1, staged, ranks);
+  EXPECT_TRUE(together == again) << "two runs, the same bits";
+  for (size_t i = 0; i < cases.size(); ++i) {
+    SCOPED_TRACE(absl::StrCat("case ", i, ": ", cases[i].job.ShortDebugString()));
+    const std::string &one = alone[0][i], &first = together[0][i];
+    for (int r = 1; r < ranks; ++r) EXPECT_TRUE(together[r][i] == first) << "rank " << r << " and rank 0 differ";
+    ASSERT_EQ(first.size(), one.size());
+    ASSERT_GT(one.size(), 0u);
+    const double bound = cases[i].job.step().reduce_dtype() == "bf16" ? 3e-2 : 1e-4;
     double distance = 0, norm = 0;
-    for (size_t at = 0; at < alone[0].size(); at += sizeof(double)) {
+    for (size_t at = 0; at < one.size(); at += sizeof(double)) {
       double a, b;
-      std::memcpy(&a, together[0].data() + at, sizeof a);
-      std::memcpy(&b, alone[0].data() + at, sizeof b);
+      std::memcpy(&a, first.data() + at, sizeof a);
+      std::memcpy(&b, one.data() + at, sizeof b);
       if (at < 2 * kSteps * sizeof(double)) {
         EXPECT_NEAR(a, b, bound * std::abs(b)) << "loss or norm " << at / sizeof(double);
       } else {
@@ -213,22 +261,27 @@ TEST(FusedRanksGpuTest, RanksAreOneGpuWithTheBatchMultiplied) {
 TEST(FusedRanksGpuTest, ShardedIsWhole) {
   const int gpus = Gpus(), ranks = std::clamp(gpus, 2, 4);
   ASSERT_GE(gpus, 1) << "this test needs a GPU";
+  const bool staged = Staged(gpus, ranks);
   RandomJobs jobs(409);
+  std::vector<Case> cases;
   for (int i = 0; i < std::max(2, CountOfJobs() / 3); ++i) {
     v1::JobSpec job = jobs.Next();
     job.mutable_step()->set_mode("fused");
     job.mutable_step()->set_precision(i % 3 == 0 ? "bf16" : i % 3 == 1 ? "fp32" : "fp16");
     job.mutable_optimizer()->set_clip_norm(0);
     job.mutable_optimizer()->set_ema_decay(i % 2 == 0 ? 0.9 : 0);
-    SCOPED_TRACE(absl::StrCat("job ", i, ": ", job.ShortDebugString()));
-    const auto whole = RunRanks(job, ranks, gpus < 2, 1, 2, ranks);
-    job.mutable_step()->set_shard_optimizer(true);
-    const auto sharded = RunRanks(job, ranks, gpus < 2, 1, 2, ranks);
-    // Losses, then parameters; the norms between them are summed in another order.
-    ASSERT_EQ(whole[0].size(), sharded[0].size());
-    ASSERT_GT(whole[0].size(), 2 * kSteps * sizeof(double));
-    EXPECT_TRUE(whole[0].substr(2 * kSteps * sizeof(double)) == sharded[0].substr(2 * kSteps * sizeof(double)));
-    for (const std::string& text : sharded) EXPECT_TRUE(text == sharded[0]) << "the same bits on every rank";
+    cases.push_back({job, 1, 2});
+  }
+  const auto whole = RunRanks(cases, ranks, staged, ranks);
+  for (Case& c : cases) c.job.mutable_step()->set_shard_optimizer(true);
+  const auto sharded = RunRanks(cases, ranks, staged, ranks);
+  for (size_t i = 0; i < cases.size(); ++i) {
+    SCOPED_TRACE(absl::StrCat("case ", i, ": ", cases[i].job.ShortDebugString()));
+    // Losses and norms, then parameters; the norms are summed in another order.
+    ASSERT_EQ(whole[0][i].size(), sharded[0][i].size());
+    ASSERT_GT(whole[0][i].size(), 2 * kSteps * sizeof(double));
+    EXPECT_TRUE(whole[0][i].substr(2 * kSteps * sizeof(double)) == sharded[0][i].substr(2 * kSteps * sizeof(double)));
+    for (int r = 1; r < ranks; ++r) EXPECT_TRUE(sharded[r][i] == sharded[0][i]) << "rank " << r << " and rank 0 differ";
     if (HasFailure()) return;
   }
 }

@@ -57,9 +57,9 @@ class FakeCluster(cluster.Cluster):
         process.kill()
         process.wait()
 
-    def submit_fake(self, name, ranks=1, steps=1000000, every=100, **settings):
+    def submit_fake(self, name, ranks=1, steps=1000000, every=100, source="npy", **settings):
         words = [w for key, value in settings.items() for w in ("--set", f"{key.replace('__', '.')}={value}")]
-        return self.submit("--set", "resources.device=cuda", *words, name=name, ranks=ranks, steps=steps, every=every)
+        return self.submit("--set", "resources.device=cuda", *words, name=name, ranks=ranks, steps=steps, every=every, source=source)
 
     def close(self):
         for name in list(self.nodes):

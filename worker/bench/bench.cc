@@ -1,6 +1,7 @@
 #include "worker/bench/bench.h"
 
 #include <algorithm>
+#include <atomic>
 #include <chrono>
 #include <cmath>
 #include <cstring>
@@ -10,6 +11,7 @@
 #include <map>
 #include <memory>
 #include <sstream>
+#include <thread>
 
 #include <unistd.h>
 
@@ -49,6 +51,8 @@ absl::StatusOr<v1::JobSpec> JobOf(const BenchArguments& arguments) {
     step->set_tf32(arguments.tf32);
     step->set_reduce_dtype(arguments.reduce_dtype);
     step->set_shard_optimizer(arguments.shard);
+    for (int stage : arguments.checkpoint_stages) step->add_checkpoint_stages(stage);
+    if (arguments.checkpoint_decoder) step->set_checkpoint_decoder(true);
     spec.mutable_optimizer()->set_name(arguments.optimizer);
   }
   spec.mutable_resources()->set_ranks(arguments.world);
@@ -66,26 +70,35 @@ RowFormat FormatOf(const std::string& type, const Geometry& geometry) {
   return format;
 }
 
-// `count` random samples from number `first` on.
-std::vector<std::byte> RandomSamples(int64_t first, int64_t count, const RowFormat& format) {
+// Sample number `number` into `row`.
+void DrawSample(int64_t number, const RowFormat& format, std::byte* row) {
   const int64_t size = format.rules.channels * format.rules.samples;
-  std::vector<std::byte> samples(count * format.row_bytes());
-  for (int64_t i = 0; i < count; ++i) {
-    const RandomStream stream{1, Draw::kSynthetic, 0, uint64_t(first + i)};
-    std::byte* const row = samples.data() + i * format.row_bytes();
-    for (int64_t j = 0; j < size; ++j) {
-      const float number = 2 * stream.Uniform(j) - 1;
-      const uint32_t word = format.type == DType::kF32 ? 0 : stream.Word(j);
+  const RandomStream stream{1, Draw::kSynthetic, 0, uint64_t(number)};
+  for (int64_t j = 0; j < size; j += 4) {
+    const Random4 block = stream.At(uint32_t(j >> 2));
+    for (int64_t k = 0; k < 4 && j + k < size; ++k) {
+      const uint32_t word = block.v[k];
       const auto half = uint16_t((word & 0x83FF) | 14 << 10);   // 1/2 to 1, either sign
       switch (format.type) {
-        case DType::kU8: row[j] = std::byte(word >> 24); break;
-        case DType::kI16: reinterpret_cast<uint16_t*>(row)[j] = uint16_t(word >> 16); break;
-        case DType::kF16: reinterpret_cast<uint16_t*>(row)[j] = half; break;
-        default: reinterpret_cast<float*>(row)[j] = number; break;
+        case DType::kU8: row[j + k] = std::byte(word >> 24); break;
+        case DType::kI16: reinterpret_cast<uint16_t*>(row)[j + k] = uint16_t(word >> 16); break;
+        case DType::kF16: reinterpret_cast<uint16_t*>(row)[j + k] = half; break;
+        default: reinterpret_cast<float*>(row)[j + k] = 2 * (float(word >> 8) * (1.0f / 16777216.0f)) - 1; break;
       }
     }
   }
-  return samples;
+}
+
+// `count` random samples from number `first` on, by as many threads as help: a start is timed too.
+void DrawSamples(int64_t first, int64_t count, const RowFormat& format, std::byte* samples) {
+  std::atomic<int64_t> next{0};
+  auto work = [&] {
+    for (int64_t i; (i = next++) < count;) DrawSample(first + i, format, samples + i * format.row_bytes());
+  };
+  std::vector<std::thread> others;
+  for (unsigned t = 1; t < std::min(8u, std::thread::hardware_concurrency()); ++t) others.emplace_back(work);
+  work();
+  for (std::thread& other : others) other.join();
 }
 
 // Seconds since this process was started, loading of its libraries included (a forked rank: since its parent was).
@@ -111,10 +124,11 @@ class Batches {
  public:
   Batches(const v1::JobSpec& spec, const Geometry& geometry, const RowFormat& rows, int rank, int world, bool cuda)
       : row_bytes_(rows.row_bytes()), batch_(spec.step().batch_per_rank()), micro_steps_(spec.step().accumulation()), rank_(rank), world_(world), memory_(BatchMemory(cuda)) {
-    drawn_ = RandomSamples(2 * batch_ * rank, 2 * batch_, rows);
-    samples_ = drawn_.data();
-    void* pinned = memory_.allocate ? memory_.allocate(drawn_.size()) : nullptr;
-    if (pinned != nullptr) samples_ = static_cast<const std::byte*>(std::memcpy(pinned, drawn_.data(), drawn_.size()));
+    const size_t bytes = size_t(2 * batch_ * row_bytes_);
+    auto* memory = static_cast<std::byte*>(memory_.allocate ? memory_.allocate(bytes) : nullptr);
+    if (memory == nullptr) drawn_.resize(bytes), memory = drawn_.data();
+    DrawSamples(2 * batch_ * rank, 2 * batch_, rows, memory);
+    samples_ = memory;
     visits_.resize(2 * micro_steps_ * batch_);   // ids live for two steps
     for (int64_t i = 0; i < batch_; ++i) labels_.push_back(i % geometry.spec.num_classes());
   }
@@ -208,6 +222,7 @@ absl::StatusOr<nlohmann::json> Bench(const BenchArguments& arguments, bool cuda,
   const std::unique_ptr<Communicator> alone = MakeSelfCommunicator();
   if (communicator == nullptr) communicator = alone.get();
   StepOptions options{spec, cuda, arguments.threads, arguments.tune, !arguments.one_stream, !arguments.no_epilogues};
+  options.overlap = arguments.overlap, options.priorities = !arguments.no_priorities;
   options.rows = FormatOf(arguments.rows, geometry);
   options.bucket_elements = int64_t{arguments.bucket_mib} << 18;
   ASSIGN_OR_RETURN(const std::unique_ptr<Step> step, MakeStep(options, geometry, table, communicator));

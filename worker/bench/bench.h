@@ -18,7 +18,9 @@ struct BenchArguments {
   int world = 1, channels = 0, bucket_mib = 0;
   double lr = 1e-4, drop_path = 0;
   bool shard = false;
-  bool tf32 = false, tune = false, one_stream = false, no_epilogues = false, no_prefetch = false;
+  std::vector<int> checkpoint_stages;   // fused: computed again in backward
+  bool checkpoint_decoder = false;
+  bool tf32 = false, tune = false, one_stream = false, no_epilogues = false, no_prefetch = false, overlap = false, no_priorities = false;
   // When results are read, in turns: "now" (before the next step is given), "behind" (as the trainer does) and "rarely"
   // (every 32 steps). The first is the row's full_step_median_ms.
   std::vector<std::string> read{"behind"};

@@ -34,6 +34,8 @@ int Main(int argc, char** argv) {
   app.add_flag("--tune", arguments.tune, "fused on a GPU: time the candidates of every product first");
   app.add_flag("--no-epilogues", arguments.no_epilogues, "fused on a GPU: GELU by kernels of its own");
   app.add_flag("--one-stream", arguments.one_stream, "fused on a GPU: weight gradients in the chain, not beside it");
+  app.add_flag("--overlap", arguments.overlap, "fused on a GPU: kernels come onto the card while those before them end");
+  app.add_flag("--no-priorities", arguments.no_priorities, "fused on a GPU: weight gradients compete with the chain for the card");
   app.add_flag("--no-prefetch", arguments.no_prefetch, "do not copy the next step's batch behind this one");
   app.add_flag("--sync", sync, "wait for each step's loss before the next step is given: --read now");
   app.add_option("--read", arguments.read, "when losses are read, in turns, comma-separated: now|behind|rarely")->delimiter(',')->check(CLI::IsMember({"now", "behind", "rarely"}));
@@ -42,6 +44,8 @@ int Main(int argc, char** argv) {
   app.add_option("--bucket-mib", arguments.bucket_mib, "fused: MiB of gradients reduced at once (default: the plan's)")->check(CLI::Range(0, 4096));
   app.add_option("--reduce-dtype", arguments.reduce_dtype, "fused: fp32|bf16 of the all-reduces");
   app.add_flag("--shard", arguments.shard, "fused: each rank holds its share of the optimizer's state");
+  app.add_option("--checkpoint-stages", arguments.checkpoint_stages, "fused: stages that backward computes again, comma-separated, the first is 1")->delimiter(',')->check(CLI::Range(1, 6));
+  app.add_flag("--checkpoint-decoder", arguments.checkpoint_decoder, "fused: backward computes the decoder again");
   app.add_option("--sdpa", arguments.sdpa, "auto|math|flash|mem_efficient|cudnn");
   app.add_option("--device", arguments.device, "auto|cpu|cuda");
   app.add_option("--threads", arguments.threads, "compute threads on a CPU");

@@ -5,12 +5,10 @@
 
 #include <cctype>
 #include <cstdlib>
-#include <map>
 
 #include "absl/strings/str_cat.h"
 #include "base/fs.h"
 #include "base/status.h"
-#include "worker/kernels/committed_algorithms.h"
 
 namespace hierad::kernels {
 namespace {
@@ -41,13 +39,6 @@ std::string AlgorithmTableName() {
     if (!std::isalnum(static_cast<unsigned char>(c))) c = '-';
   }
   return absl::StrCat(name, ".cublasLt-", cublasLtGetVersion());
-}
-
-std::string CommittedAlgorithms(const std::string& name) {
-  for (const CommittedTable& table : kCommittedAlgorithms) {
-    if (name == table.name) return table.text;
-  }
-  return "";
 }
 
 std::string CachedAlgorithms(const std::string& name) {

@@ -44,7 +44,5 @@ TEST_F(AlgorithmTableTest, SaysWhereItCouldBeKept) {
   EXPECT_NE(status.message().find("HIERAD_CACHE"), absl::string_view::npos) << status;
 }
 
-TEST_F(AlgorithmTableTest, UnknownCardsHaveNoCommittedTable) { EXPECT_EQ(CommittedAlgorithms("no such card"), ""); }
-
 }  // namespace
 }  // namespace hierad::kernels

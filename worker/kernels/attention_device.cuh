@@ -2,18 +2,22 @@
 // with the max-pool, and accumulators back to global memory. Included by attention_*.cu only.
 #pragma once
 
+#include <algorithm>
 #include <cmath>
 #include <cstdint>
 
 #include "worker/kernels/attention.h"
+#include "worker/kernels/card.h"
+#include "worker/kernels/launch.cuh"
 #include "worker/kernels/mma.cuh"
 
 namespace hierad::kernels::attention {
 
 constexpr float kLog2E = 1.4426950408889634f;
 constexpr int kPad = 8;          // elements after each row in shared memory: rows fall on different banks
-constexpr int kSharedBytes = 224 << 10;
 constexpr int kElementBytes = 2;   // of T, bf16 or half
+// Shared memory that a block takes at most: 99 KiB on some cards, which streaming kernels keep within.
+inline int SharedBytes() { return std::min(224 << 10, ThisCard().shared_bytes); }
 
 // Addresses of one (b, w, h); heads fastest, as in memory. A row is a token's head_dim elements.
 struct Unit {
@@ -204,12 +208,12 @@ cudaError_t AllowShared(Kernel kernel, int bytes) {
 constexpr int WarpsHeld(int registers) { return 4 * (16384 / ((registers * 32 + 255) / 256 * 256)); }
 
 // Warps a block that streams `rows` rows, `rows_a_warp` each: the number with which the most warps work at a time, given
-// what a multiprocessor holds and what lies beyond the last row.
-inline int WarpsFor(int rows, int rows_a_warp, int registers) {
+// what a multiprocessor holds and what lies beyond the last row. Their shared memory fits: `fixed_bytes`, and `row_bytes` a row.
+inline int WarpsFor(int rows, int rows_a_warp, int registers, int fixed_bytes, int row_bytes) {
   const int held = WarpsHeld(registers);
   int best = 4;
   double best_working = 0;
-  for (int warps = 4; warps <= 8; ++warps) {
+  for (int warps = 4; warps <= 8 && (warps == 4 || fixed_bytes + warps * rows_a_warp * row_bytes <= SharedBytes()); ++warps) {
     const double working = double(held / warps * warps) * rows / RoundUp(rows, warps * rows_a_warp);
     if (working > best_working) best = warps, best_working = working;
   }

@@ -1,5 +1,5 @@
-// Attention forward on the tensor cores (products of bf16 or fp16, fp32 sums and softmax), one pass with a running softmax. A warp
-// holds 16 or 32 queries: whoever reads keys from shared memory for 32 queries reads half as often, and these reads, not the
+// Attention forward on the tensor cores (products of bf16 or fp16, fp32 sums and softmax), one pass with a running softmax. A warp holds
+// 16 or 32 queries: whoever reads keys from shared memory for 32 queries reads half as often, and these reads, not the
 // products, are what narrow heads wait for. Short windows lie whole in shared memory, several a block; long ones stream
 // through two buffers, the next tile of keys under way while one is worked on.
 #include <algorithm>
@@ -149,6 +149,7 @@ struct ForwardRows {
 // blockDim = (32 * warps of a unit, units of a block): all keys of a unit at once; each warp takes query tiles in turn.
 template <int DP, typename T>
 __global__ void __maxnreg__(DP <= 48 ? 80 : DP <= 96 ? 96 : 168) ShortForward(AttentionShape shape, ForwardArgs<T> args) {
+  BeginKernel();
   extern __shared__ uint4 memory[];
   constexpr int kStride = DP + kPad;
   const int thread = threadIdx.x, threads = blockDim.x, warp = thread >> 5, warps = threads >> 5;
@@ -179,6 +180,7 @@ __global__ void __maxnreg__(DP <= 48 ? 80 : DP <= 96 ? 96 : 168) ShortForward(At
 // A block owns warps x QueryTiles x 16 queries of a unit (its blocks are neighbours: the keys come from the L2 cache).
 template <int DP, typename T>
 __global__ void __maxnreg__(StreamedRegisters(DP)) StreamedForward(AttentionShape shape, int groups, ForwardArgs<T> args) {
+  BeginKernel();
   extern __shared__ uint4 memory[];
   constexpr int kStride = DP + kPad, kTiles = QueryTiles(DP), kKeys = KeysOfTile(DP);
   const int thread = threadIdx.x, threads = blockDim.x, own = thread / 32 * kTiles * 16, rows = threads / 32 * kTiles * 16;
@@ -225,17 +227,17 @@ cudaError_t LaunchShort(const AttentionShape& s, const ForwardArgs<T>& args, cud
   const int units = std::max(1, std::min(4 / warps, (48 << 10) / ShortBytes<DP>(s))), bytes = units * ShortBytes<DP>(s);
   if (cudaError_t e = AllowShared(ShortForward<DP, T>, bytes); e != cudaSuccess) return e;
   const dim3 grid(unsigned((s.units() + units - 1) / units)), block(unsigned(32 * warps), unsigned(units));
-  ShortForward<DP, T><<<grid, block, bytes, stream>>>(s, args);
+  Launch(ShortForward<DP, T>, grid, block, bytes, stream, s, args);
   return cudaGetLastError();
 }
 
 template <int DP, typename T>
 cudaError_t LaunchStreamed(const AttentionShape& s, const ForwardArgs<T>& args, cudaStream_t stream) {
-  constexpr int kRows = QueryTiles(DP) * 16;
-  const int warps = WarpsFor(s.queries(), kRows, StreamedRegisters(DP)), groups = RoundUp(s.queries(), warps * kRows) / (warps * kRows);
-  const int bytes = (warps * kRows + 4 * KeysOfTile(DP)) * (DP + kPad) * kElementBytes;
+  constexpr int kRows = QueryTiles(DP) * 16, kRowBytes = (DP + kPad) * kElementBytes, kFixedBytes = 4 * KeysOfTile(DP) * kRowBytes;
+  const int warps = WarpsFor(s.queries(), kRows, StreamedRegisters(DP), kFixedBytes, kRowBytes), groups = RoundUp(s.queries(), warps * kRows) / (warps * kRows);
+  const int bytes = kFixedBytes + warps * kRows * kRowBytes;
   if (cudaError_t e = AllowShared(StreamedForward<DP, T>, bytes); e != cudaSuccess) return e;
-  StreamedForward<DP, T><<<unsigned(s.units() * groups), 32 * warps, bytes, stream>>>(s, groups, args);
+  Launch(StreamedForward<DP, T>, unsigned(s.units() * groups), 32 * warps, bytes, stream, s, groups, args);
   return cudaGetLastError();
 }
 
@@ -244,7 +246,7 @@ cudaError_t LaunchStreamed(const AttentionShape& s, const ForwardArgs<T>& args, 
 template <int DP, typename T>
 cudaError_t LaunchForward(const AttentionShape& s, const ForwardArgs<T>& args, cudaStream_t stream) {
   const bool is_short = s.path == 0 ? s.keys <= (DP <= 48 ? 256 : 112) : s.path == 1;
-  return is_short && ShortBytes<DP>(s) <= kSharedBytes ? LaunchShort<DP, T>(s, args, stream) : LaunchStreamed<DP, T>(s, args, stream);
+  return is_short && ShortBytes<DP>(s) <= SharedBytes() ? LaunchShort<DP, T>(s, args, stream) : LaunchStreamed<DP, T>(s, args, stream);
 }
 
 #define HIERAD_FORWARD(DP)                                                                                  \

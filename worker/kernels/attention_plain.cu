@@ -3,6 +3,7 @@
 #include <cmath>
 
 #include "worker/kernels/attention.h"
+#include "worker/kernels/launch.cuh"
 
 namespace hierad::kernels {
 namespace {
@@ -39,6 +40,7 @@ __device__ S PooledQuery(const Unit& u, const T* qkv, const uint8_t* argmax, int
 
 template <typename T, typename S>
 __global__ void PoolArgmax(AttentionShape shape, const T* qkv, uint8_t* argmax) {
+  BeginKernel();
   const int64_t size = int64_t(shape.batch) * shape.queries() * shape.windows * shape.heads * shape.head_dim;
   for (int64_t i = blockIdx.x * int64_t(blockDim.x) + threadIdx.x; i < size; i += int64_t(gridDim.x) * blockDim.x) {
     const int width = shape.heads * shape.head_dim, column = int(i % width);
@@ -65,6 +67,7 @@ __device__ S Dot(const S* a, const T* row, int d) {
 
 template <typename T, typename S>
 __global__ void Forward(AttentionShape shape, const T* qkv, T* o, S* lse, const uint8_t* argmax) {
+  BeginKernel();
   extern __shared__ double memory[];
   const int warp = threadIdx.x >> 5, lane = threadIdx.x & 31, d = shape.head_dim, queries = shape.queries();
   S* q = reinterpret_cast<S*>(memory) + warp * 2 * d;
@@ -93,6 +96,7 @@ __global__ void Forward(AttentionShape shape, const T* qkv, T* o, S* lse, const 
 template <typename T, typename S>
 __global__ void BackwardQuery(AttentionShape shape, const T* qkv, const T* o, const T* d_o, const S* lse, const uint8_t* argmax,
                               T* dqkv, S* delta) {
+  BeginKernel();
   extern __shared__ double memory[];
   const int warp = threadIdx.x >> 5, lane = threadIdx.x & 31, d = shape.head_dim, queries = shape.queries();
   S* q = reinterpret_cast<S*>(memory) + warp * 3 * d;
@@ -130,6 +134,7 @@ __global__ void BackwardQuery(AttentionShape shape, const T* qkv, const T* o, co
 template <typename T, typename S>
 __global__ void BackwardKey(AttentionShape shape, const T* qkv, const T* d_o, const S* lse, const uint8_t* argmax, T* dqkv,
                             const S* delta) {
+  BeginKernel();
   extern __shared__ double memory[];
   const int warp = threadIdx.x >> 5, lane = threadIdx.x & 31, d = shape.head_dim, queries = shape.queries();
   S* k = reinterpret_cast<S*>(memory) + warp * 5 * d;
@@ -161,9 +166,9 @@ __global__ void BackwardKey(AttentionShape shape, const T* qkv, const T* d_o, co
 
 template <typename T, typename S>
 cudaError_t PlainAttentionForward(const AttentionShape& s, const T* qkv, T* o, S* lse, uint8_t* argmax, cudaStream_t stream) {
-  if (s.q_stride > 1) PoolArgmax<T, S><<<2048, 256, 0, stream>>>(s, qkv, argmax);
+  if (s.q_stride > 1) Launch(PoolArgmax<T, S>, 2048, 256, 0, stream, s, qkv, argmax);
   const int64_t jobs = s.units() * s.queries();
-  Forward<T, S><<<unsigned((jobs + kWarps - 1) / kWarps), kWarps * 32, kWarps * 2 * s.head_dim * sizeof(S), stream>>>(s, qkv, o, lse, argmax);
+  Launch(Forward<T, S>, unsigned((jobs + kWarps - 1) / kWarps), kWarps * 32, kWarps * 2 * s.head_dim * sizeof(S), stream, s, qkv, o, lse, argmax);
   return cudaGetLastError();
 }
 
@@ -171,10 +176,10 @@ template <typename T, typename S>
 cudaError_t PlainAttentionBackward(const AttentionShape& s, const T* qkv, const T* o, const T* d_o, const S* lse,
                                    const uint8_t* argmax, T* dqkv, S* scratch, cudaStream_t stream) {
   const int64_t queries = s.units() * s.queries(), keys = s.units() * s.keys;
-  BackwardQuery<T, S><<<unsigned((queries + kWarps - 1) / kWarps), kWarps * 32, kWarps * 3 * s.head_dim * sizeof(S), stream>>>(
-      s, qkv, o, d_o, lse, argmax, dqkv, scratch);
-  BackwardKey<T, S><<<unsigned((keys + kWarps - 1) / kWarps), kWarps * 32, kWarps * 5 * s.head_dim * sizeof(S), stream>>>(
-      s, qkv, d_o, lse, argmax, dqkv, scratch);
+  Launch(BackwardQuery<T, S>, unsigned((queries + kWarps - 1) / kWarps), kWarps * 32, kWarps * 3 * s.head_dim * sizeof(S), stream, s, qkv, o, d_o, lse, argmax,
+         dqkv, scratch);
+  Launch(BackwardKey<T, S>, unsigned((keys + kWarps - 1) / kWarps), kWarps * 32, kWarps * 5 * s.head_dim * sizeof(S), stream, s, qkv, d_o, lse, argmax, dqkv,
+         scratch);
   return cudaGetLastError();
 }
 

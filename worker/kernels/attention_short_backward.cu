@@ -36,6 +36,7 @@ __device__ void QueryGradient(const Unit& u, const BackwardArgs<T>& args, int q_
 // blockDim = (32 * warps, units of a block); warp w owns key tile w. Queries pass in chunks of `chunk`.
 template <int DP, typename T>
 __global__ void __maxnreg__(DP <= 48 ? 128 : DP <= 96 ? 168 : 240) ShortBackward(AttentionShape shape, int chunk, BackwardArgs<T> args) {
+  BeginKernel();
   extern __shared__ uint4 memory[];
   constexpr int kStride = DP + kPad;
   constexpr int kGroups = DP <= 48 ? 1 : 2;   // groups of 16 queries a step: where K and V are read anew, they serve two
@@ -107,7 +108,7 @@ struct ShortPlan {
 template <int DP>
 bool ShortBackwardFits(const AttentionShape& s) {
   const ShortPlan plan = ShortPlan::Of<DP>(s);
-  return plan.warps <= 8 && plan.unit_bytes <= kSharedBytes;
+  return plan.warps <= 8 && plan.unit_bytes <= SharedBytes();
 }
 
 template <int DP, typename T>
@@ -117,7 +118,7 @@ cudaError_t LaunchShortBackward(const AttentionShape& s, const BackwardArgs<T>& 
   const int bytes = units * plan.unit_bytes;
   if (cudaError_t e = AllowShared(ShortBackward<DP, T>, bytes); e != cudaSuccess) return e;
   const dim3 grid(unsigned((s.units() + units - 1) / units)), block(unsigned(32 * plan.warps), unsigned(units));
-  ShortBackward<DP, T><<<grid, block, bytes, stream>>>(s, plan.chunk, args);
+  Launch(ShortBackward<DP, T>, grid, block, bytes, stream, s, plan.chunk, args);
   return cudaGetLastError();
 }
 

@@ -127,6 +127,7 @@ int WholeBytes(const AttentionShape& s) {
 // blockDim = (32 * warps of a unit, units of a block).
 template <int DP, bool kHoldV, typename T>
 __global__ void __maxnreg__(kHoldV && DP <= 32 ? 168 : Registers(DP)) WholeBackward(AttentionShape shape, int unit_bytes, BackwardArgs<T> args) {
+  BeginKernel();
   extern __shared__ uint4 memory[];
   constexpr int kStride = DP + kPad, kKeyTiles = KeyTiles(DP), kQueryTiles = QueryTiles(DP);
   const int thread = threadIdx.x, threads = blockDim.x, warp = thread >> 5, warps = threads >> 5;
@@ -174,6 +175,7 @@ __global__ void __maxnreg__(kHoldV && DP <= 32 ? 168 : Registers(DP)) WholeBackw
 // dQ, and delta for the kernel below. A block owns warps x QueryTiles x 16 queries; keys stream through.
 template <int DP, typename T>
 __global__ void __maxnreg__(Registers(DP)) StreamedQueries(AttentionShape shape, int groups, BackwardArgs<T> args) {
+  BeginKernel();
   extern __shared__ uint4 memory[];
   constexpr int kStride = DP + kPad, kTiles = QueryTiles(DP), kKeys = RowsOfTile(DP);
   const int thread = threadIdx.x, threads = blockDim.x, own = thread / 32 * kTiles * 16, rows = threads / 32 * kTiles * 16;
@@ -215,6 +217,7 @@ __global__ void __maxnreg__(Registers(DP)) StreamedQueries(AttentionShape shape,
 // dK and dV. A block owns warps x KeyTiles x 16 keys; queries stream through.
 template <int DP, typename T>
 __global__ void __maxnreg__(Registers(DP)) StreamedKeys(AttentionShape shape, int groups, BackwardArgs<T> args) {
+  BeginKernel();
   extern __shared__ uint4 memory[];
   constexpr int kStride = DP + kPad, kTiles = KeyTiles(DP), kQueries = RowsOfTile(DP);
   constexpr int kGroups = DP <= 48 ? 1 : 2;   // groups of 16 queries a step: where K and V are read anew, they serve two
@@ -268,21 +271,22 @@ cudaError_t LaunchWhole(const AttentionShape& s, int most_warps, const BackwardA
   const int units = std::max(1, std::min(4 / warps, (56 << 10) / unit_bytes));
   if (cudaError_t e = AllowShared(WholeBackward<DP, kHoldV, T>, units * unit_bytes); e != cudaSuccess) return e;
   const dim3 grid(unsigned((s.units() + units - 1) / units)), block(unsigned(32 * warps), unsigned(units));
-  WholeBackward<DP, kHoldV, T><<<grid, block, units * unit_bytes, stream>>>(s, unit_bytes, args);
+  Launch(WholeBackward<DP, kHoldV, T>, grid, block, units * unit_bytes, stream, s, unit_bytes, args);
   return cudaGetLastError();
 }
 
 template <int DP, typename T>
 cudaError_t LaunchStreamed(const AttentionShape& s, const BackwardArgs<T>& args, cudaStream_t stream) {
   constexpr int kRowBytes = (DP + kPad) * kElementBytes, kQueryRows = QueryTiles(DP) * 16, kKeyRows = KeyTiles(DP) * 16;
-  const int q_warps = WarpsFor(s.queries(), kQueryRows, Registers(DP)), q_rows = q_warps * kQueryRows, q_groups = RoundUp(s.queries(), q_rows) / q_rows;
-  const int k_warps = WarpsFor(s.keys, kKeyRows, Registers(DP)), k_rows = k_warps * kKeyRows, k_groups = RoundUp(s.keys, k_rows) / k_rows;
-  const int q_bytes = (2 * q_rows + 4 * RowsOfTile(DP)) * kRowBytes + 2 * q_rows * int(sizeof(float));
-  const int k_bytes = (2 * k_rows + 4 * RowsOfTile(DP)) * kRowBytes + 4 * RowsOfTile(DP) * int(sizeof(float));
+  constexpr int kTileBytes = 4 * RowsOfTile(DP) * kRowBytes, kSumBytes = 2 * int(sizeof(float));
+  const int q_warps = WarpsFor(s.queries(), kQueryRows, Registers(DP), kTileBytes, 2 * kRowBytes + kSumBytes), q_rows = q_warps * kQueryRows, q_groups = RoundUp(s.queries(), q_rows) / q_rows;
+  const int k_warps = WarpsFor(s.keys, kKeyRows, Registers(DP), kTileBytes + 2 * RowsOfTile(DP) * kSumBytes, 2 * kRowBytes), k_rows = k_warps * kKeyRows, k_groups = RoundUp(s.keys, k_rows) / k_rows;
+  const int q_bytes = kTileBytes + q_rows * (2 * kRowBytes + kSumBytes);
+  const int k_bytes = kTileBytes + 2 * RowsOfTile(DP) * kSumBytes + 2 * k_rows * kRowBytes;
   if (cudaError_t e = AllowShared(StreamedQueries<DP, T>, q_bytes); e != cudaSuccess) return e;
   if (cudaError_t e = AllowShared(StreamedKeys<DP, T>, k_bytes); e != cudaSuccess) return e;
-  StreamedQueries<DP, T><<<unsigned(s.units() * q_groups), 32 * q_warps, q_bytes, stream>>>(s, q_groups, args);
-  StreamedKeys<DP, T><<<unsigned(s.units() * k_groups), 32 * k_warps, k_bytes, stream>>>(s, k_groups, args);
+  Launch(StreamedQueries<DP, T>, unsigned(s.units() * q_groups), 32 * q_warps, q_bytes, stream, s, q_groups, args);
+  Launch(StreamedKeys<DP, T>, unsigned(s.units() * k_groups), 32 * k_warps, k_bytes, stream, s, k_groups, args);
   return cudaGetLastError();
 }
 
@@ -290,7 +294,7 @@ cudaError_t LaunchStreamed(const AttentionShape& s, const BackwardArgs<T>& args,
 
 template <int DP>
 bool WholeBackwardFits(const AttentionShape& s) {
-  return WholeBytes<DP>(s) <= kSharedBytes;
+  return WholeBytes<DP>(s) <= SharedBytes();
 }
 
 template <int DP, typename T>

@@ -5,31 +5,42 @@
 namespace hierad::kernels {
 namespace {
 
+// A block's row (b, j, f) of a fusion head, and where x has its tokens: that of tap p begins at start + order[p] * step.
+struct FusionRow {
+  const int32_t* order;
+  int64_t row, start, step;
+  __device__ FusionRow(const FusionShape& s, const int32_t* orders) : row(blockIdx.x), step(int64_t(s.kept) * s.dim) {
+    const int f = blockIdx.x % s.finals, rest = blockIdx.x / s.finals, j = rest % s.kept, b = rest / s.kept;
+    order = orders + f * s.taps;
+    start = (int64_t(b) * s.finals * s.taps * s.kept + j) * s.dim;
+  }
+};
+
 template <typename To>
-__global__ void Gather(FusionShape s, const float* x, const int32_t* order, To* rows) {
-  const int64_t size = int64_t(s.batch) * s.kept * s.finals * s.dim * s.taps;
-  HIERAD_GRID_LOOP(i, size) {
-    const int p = int(i % s.taps), c = int(i / s.taps % s.dim);
-    const int64_t row = i / s.taps / s.dim;
-    const int f = int(row % s.finals), j = int(row / s.finals % s.kept);
-    const int64_t b = row / s.finals / s.kept;
-    const int64_t token = int64_t(order[f * s.taps + p]) * s.kept + j;
-    rows[i] = FromFloat<To>(x[(b * s.finals * s.taps * s.kept + token) * s.dim + c]);
+__global__ void __launch_bounds__(256) Gather(FusionShape s, const float* x, const int32_t* order, To* rows) {
+  BeginKernel();
+  const FusionRow r(s, order);
+  const int size = s.dim * s.taps;
+  To* const to = rows + r.row * size;
+#pragma unroll 4
+  for (int i = threadIdx.x; i < size; i += 256) {   // (c, p): what a tap's token has beside it is in the cache for the next
+    const int c = i / s.taps, p = i - c * s.taps;
+    to[i] = FromFloat<To>(x[r.start + r.order[p] * r.step + c]);
   }
 }
 
 template <typename From>
-__global__ void Scatter(FusionShape s, const From* drows, const int32_t* order, float* dx, bool accumulate) {
-  const int64_t size = int64_t(s.batch) * s.kept * s.finals * s.dim * s.taps;
-  HIERAD_GRID_LOOP(i, size) {   // (b, j, f, p, c): neighbours write neighbours
-    const int c = int(i % s.dim), p = int(i / s.dim % s.taps);
-    const int64_t row = i / s.dim / s.taps;
-    const int f = int(row % s.finals), j = int(row / s.finals % s.kept);
-    const int64_t b = row / s.finals / s.kept;
-    const int64_t token = int64_t(order[f * s.taps + p]) * s.kept + j;
-    const int64_t to = (b * s.finals * s.taps * s.kept + token) * s.dim + c;
-    const float v = ToFloat(drows[(row * s.dim + c) * s.taps + p]);
-    dx[to] = accumulate ? dx[to] + v : v;
+__global__ void __launch_bounds__(256) Scatter(FusionShape s, const From* drows, const int32_t* order, float* dx, bool accumulate) {
+  BeginKernel();
+  const FusionRow r(s, order);
+  const int size = s.dim * s.taps;
+  const From* const from = drows + r.row * size;
+#pragma unroll 4
+  for (int i = threadIdx.x; i < size; i += 256) {   // (p, c): neighbours write neighbours
+    const int p = i / s.dim, c = i - p * s.dim;
+    float* const to = dx + r.start + r.order[p] * r.step + c;
+    const float v = ToFloat(from[c * s.taps + p]);
+    *to = accumulate ? *to + v : v;
   }
 }
 
@@ -45,6 +56,7 @@ __device__ inline int KeptPlace(const uint8_t* mask, int unit) {
 template <typename T>
 __global__ void Assemble(DecoderShape s, const T* y, const float* mask_token, const float* position, const uint8_t* keep_mask,
                          const int32_t* order, float* x) {
+  BeginKernel();
   const int unit = blockIdx.x % s.mask_units;
   const int64_t b = blockIdx.x / s.mask_units;
   const int j = KeptPlace(keep_mask + b * s.mask_units, unit);
@@ -57,6 +69,7 @@ __global__ void Assemble(DecoderShape s, const T* y, const float* mask_token, co
 
 template <typename T>
 __global__ void TakeVisible(DecoderShape s, const float* dx, const uint8_t* keep_mask, const int32_t* order, T* dy) {
+  BeginKernel();
   const int unit = blockIdx.x % s.mask_units;
   const int64_t b = blockIdx.x / s.mask_units;
   const int j = KeptPlace(keep_mask + b * s.mask_units, unit);
@@ -71,6 +84,7 @@ __global__ void TakeVisible(DecoderShape s, const float* dx, const uint8_t* keep
 // A block a mask unit of a sample; a row is `words` of type W.
 template <typename W>
 __global__ void MoveMasked(MaskedShape s, int words, const W* x, const uint8_t* keep_mask, const int32_t* order, W* rows) {
+  BeginKernel();
   const int unit = blockIdx.x % s.mask_units;
   const int64_t b = blockIdx.x / s.mask_units;
   const uint8_t* mask = keep_mask + b * s.mask_units;
@@ -85,6 +99,7 @@ __global__ void MoveMasked(MaskedShape s, int words, const W* x, const uint8_t* 
 
 template <typename W>
 __global__ void ReturnMasked(MaskedShape s, int words, const W* rows, const uint8_t* keep_mask, const int32_t* order, W* x) {
+  BeginKernel();
   const int unit = blockIdx.x % s.mask_units;
   const int64_t b = blockIdx.x / s.mask_units;
   const uint8_t* mask = keep_mask + b * s.mask_units;
@@ -112,6 +127,7 @@ cudaError_t WithWord(int row_bytes, const Launch& launch) {
 
 // Samples in order.
 __global__ void PositionGradient(const float* dx, float* dposition, int batch, int64_t size, bool accumulate) {
+  BeginKernel();
   HIERAD_GRID_LOOP(i, size) {
     float sum = accumulate ? dposition[i] : 0.0f;
     for (int b = 0; b < batch; ++b) sum += dx[b * size + i];
@@ -121,6 +137,7 @@ __global__ void PositionGradient(const float* dx, float* dposition, int batch, i
 
 // Part p of kReduceParts takes its share of (sample, unit) pairs, removed ones only.
 __global__ void MaskTokenGradient(DecoderShape s, const float* dx, const uint8_t* keep_mask, const int32_t* order, float* scratch) {
+  BeginKernel();
   const int64_t pairs = int64_t(s.batch) * s.mask_units, chunk = (pairs + kReduceParts - 1) / kReduceParts;
   const int64_t first = blockIdx.y * chunk, end = min(first + chunk, pairs);
   const int c = blockIdx.x * blockDim.x + threadIdx.x;
@@ -138,31 +155,31 @@ __global__ void MaskTokenGradient(DecoderShape s, const float* dx, const uint8_t
 
 template <typename To>
 cudaError_t FusionGather(const FusionShape& s, const float* x, const int32_t* order, To* rows, cudaStream_t stream) {
-  Gather<To><<<Blocks(int64_t(s.batch) * s.kept * s.finals * s.dim * s.taps, 256), 256, 0, stream>>>(s, x, order, rows);
+  Launch(Gather<To>, unsigned(s.batch * s.kept * s.finals), 256, 0, stream, s, x, order, rows);
   return cudaGetLastError();
 }
 
 template <typename From>
 cudaError_t FusionGatherBackward(const FusionShape& s, const From* drows, const int32_t* order, float* dx, bool accumulate,
                                  cudaStream_t stream) {
-  Scatter<From><<<Blocks(int64_t(s.batch) * s.kept * s.finals * s.dim * s.taps, 256), 256, 0, stream>>>(s, drows, order, dx, accumulate);
+  Launch(Scatter<From>, unsigned(s.batch * s.kept * s.finals), 256, 0, stream, s, drows, order, dx, accumulate);
   return cudaGetLastError();
 }
 
 template <typename T>
 cudaError_t DecoderAssemble(const DecoderShape& s, const T* y, const float* mask_token, const float* position, const uint8_t* keep_mask,
                             const int32_t* order, float* x, cudaStream_t stream) {
-  Assemble<T><<<unsigned(s.batch * s.mask_units), 256, 0, stream>>>(s, y, mask_token, position, keep_mask, order, x);
+  Launch(Assemble<T>, unsigned(s.batch * s.mask_units), 256, 0, stream, s, y, mask_token, position, keep_mask, order, x);
   return cudaGetLastError();
 }
 
 template <typename T>
 cudaError_t DecoderAssembleBackward(const DecoderShape& s, const float* dx, const uint8_t* keep_mask, const int32_t* order, T* dy,
                                     float* dmask_token, float* dposition, float* scratch, bool accumulate, cudaStream_t stream) {
-  TakeVisible<T><<<unsigned(s.batch * s.mask_units), 256, 0, stream>>>(s, dx, keep_mask, order, dy);
+  Launch(TakeVisible<T>, unsigned(s.batch * s.mask_units), 256, 0, stream, s, dx, keep_mask, order, dy);
   const int64_t size = int64_t(s.mask_units) * s.finals * s.dim;
-  PositionGradient<<<Blocks(size, 128), 128, 0, stream>>>(dx, dposition, s.batch, size, accumulate);
-  MaskTokenGradient<<<dim3(unsigned((s.dim + 127) / 128), unsigned(kReduceParts)), 128, 0, stream>>>(s, dx, keep_mask, order, scratch);
+  Launch(PositionGradient, Blocks(size, 128), 128, 0, stream, dx, dposition, s.batch, size, accumulate);
+  Launch(MaskTokenGradient, dim3(unsigned((s.dim + 127) / 128), unsigned(kReduceParts)), 128, 0, stream, s, dx, keep_mask, order, scratch);
   if (cudaError_t e = cudaGetLastError(); e != cudaSuccess) return e;
   const PartsSum sum{scratch, dmask_token, s.dim, int(kReduceParts)};
   return SumParts(&sum, 1, accumulate, stream);
@@ -171,7 +188,7 @@ cudaError_t DecoderAssembleBackward(const DecoderShape& s, const float* dx, cons
 cudaError_t TakeMasked(const MaskedShape& s, const void* x, const uint8_t* keep_mask, const int32_t* order, void* rows, cudaStream_t stream) {
   return WithWord(s.row_bytes, [&](auto word) {
     using W = decltype(word);
-    MoveMasked<W><<<unsigned(s.batch * s.mask_units), 128, 0, stream>>>(s, s.row_bytes / int(sizeof(W)), static_cast<const W*>(x), keep_mask, order,
+    Launch(MoveMasked<W>, unsigned(s.batch * s.mask_units), 128, 0, stream, s, s.row_bytes / int(sizeof(W)), static_cast<const W*>(x), keep_mask, order,
                                                                         static_cast<W*>(rows));
   });
 }
@@ -179,7 +196,7 @@ cudaError_t TakeMasked(const MaskedShape& s, const void* x, const uint8_t* keep_
 cudaError_t PutMasked(const MaskedShape& s, const void* rows, const uint8_t* keep_mask, const int32_t* order, void* x, cudaStream_t stream) {
   return WithWord(s.row_bytes, [&](auto word) {
     using W = decltype(word);
-    ReturnMasked<W><<<unsigned(s.batch * s.mask_units), 128, 0, stream>>>(s, s.row_bytes / int(sizeof(W)), static_cast<const W*>(rows), keep_mask, order,
+    Launch(ReturnMasked<W>, unsigned(s.batch * s.mask_units), 128, 0, stream, s, s.row_bytes / int(sizeof(W)), static_cast<const W*>(rows), keep_mask, order,
                                                                           static_cast<W*>(x));
   });
 }

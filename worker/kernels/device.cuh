@@ -9,6 +9,9 @@
 #include <algorithm>
 #include <cstdint>
 
+#include "worker/kernels/card.h"
+#include "worker/kernels/launch.cuh"
+
 namespace hierad::kernels {
 
 using bf16 = __nv_bfloat16;
@@ -71,7 +74,7 @@ __device__ inline V BlockSum(V v, V* shared) {
 
 // Blocks for a loop with a stride of the whole grid.
 inline unsigned Blocks(int64_t items, int per_block) {
-  return unsigned(std::max<int64_t>(1, std::min<int64_t>((items + per_block - 1) / per_block, 132 * 32)));
+  return unsigned(std::max<int64_t>(1, std::min<int64_t>((items + per_block - 1) / per_block, ThisCard().sm_count * 32)));
 }
 
 #define HIERAD_GRID_LOOP(i, n) \

@@ -16,6 +16,7 @@ using GeluType = std::conditional_t<std::is_same_v<T, bf16>, bf16, float>;
 
 template <typename T, int kWidth>
 __global__ void GeluForward(const T* h, T* g, int64_t size) {
+  BeginKernel();
   HIERAD_GRID_LOOP(i, size / kWidth) {
     float v[kWidth];
     LoadN<kWidth>(h + i * kWidth, v);
@@ -30,6 +31,7 @@ __global__ void GeluForward(const T* h, T* g, int64_t size) {
 
 template <typename T, int kWidth>
 __global__ void __launch_bounds__(256) GeluBackwardParts(const T* h, const T* dg, T* dh, T* g, float* parts, int64_t rows, int cols) {
+  BeginKernel();
   __shared__ float sums[8][32 * kWidth];
   const int64_t chunk = (rows + gridDim.y - 1) / gridDim.y, first = blockIdx.y * chunk, end = min(first + chunk, rows);
   const int c = (blockIdx.x * 32 + threadIdx.x) * kWidth;
@@ -57,6 +59,7 @@ __global__ void __launch_bounds__(256) GeluBackwardParts(const T* h, const T* dg
 template <typename T, int kWidth>
 __global__ void AddBranch(const StepScalars* s, const int64_t* visit_ids, DropPath drop, const float* base, const T* y, float* out,
                           int64_t batch, int64_t sample_size) {
+  BeginKernel();
   HIERAD_GRID_LOOP(i, batch * sample_size / kWidth) {
     const float f = BranchFactor(s, visit_ids, i * kWidth / sample_size, drop);
     if constexpr (kWidth == 4) {
@@ -71,6 +74,7 @@ __global__ void AddBranch(const StepScalars* s, const int64_t* visit_ids, DropPa
 template <typename T, int kWidth>
 __global__ void ScaleBranch(const StepScalars* s, const int64_t* visit_ids, DropPath drop, const float* dout, T* dy, int64_t batch,
                             int64_t sample_size) {
+  BeginKernel();
   HIERAD_GRID_LOOP(i, batch * sample_size / kWidth) {
     const float f = BranchFactor(s, visit_ids, i * kWidth / sample_size, drop);
     if constexpr (kWidth == 4) {
@@ -82,33 +86,54 @@ __global__ void ScaleBranch(const StepScalars* s, const int64_t* visit_ids, Drop
   }
 }
 
-template <typename T>
+template <int kWidth>
+struct alignas(kWidth) Places { uint8_t of[kWidth]; };
+
+template <typename T, int kWidth>
 __global__ void Pool(const T* y, float* base, uint8_t* argmax, int64_t batch, int64_t sample_out, int q_stride) {
-  HIERAD_GRID_LOOP(i, batch * sample_out) {
-    const int64_t b = i / sample_out, at = i % sample_out;
-    const T* from = y + b * q_stride * sample_out + at;
-    float best = ToFloat(from[0]);
-    int which = 0;
+  BeginKernel();
+  const int64_t vectors = sample_out / kWidth;
+  HIERAD_GRID_LOOP(i, batch * vectors) {
+    const int64_t b = i / vectors;
+    const T* from = y + b * q_stride * sample_out + (i - b * vectors) * kWidth;
+    float best[kWidth];
+    Places<kWidth> which{};
+    LoadN<kWidth>(from, best);
     for (int s = 1; s < q_stride; ++s) {
-      const float v = ToFloat(from[s * sample_out]);
-      if (v > best || v != v) best = v, which = s;
+      float v[kWidth];
+      LoadN<kWidth>(from + s * sample_out, v);
+#pragma unroll
+      for (int k = 0; k < kWidth; ++k) {
+        if (v[k] > best[k] || v[k] != v[k]) best[k] = v[k], which.of[k] = uint8_t(s);
+      }
     }
-    base[i] = best, argmax[i] = uint8_t(which);
+    StoreN<kWidth>(base + i * kWidth, best);
+    *reinterpret_cast<Places<kWidth>*>(argmax + i * kWidth) = which;
   }
 }
 
-template <typename T>
+template <typename T, int kWidth>
 __global__ void Unpool(const float* dbase, const uint8_t* argmax, T* dy, int64_t batch, int64_t sample_out, int q_stride) {
-  HIERAD_GRID_LOOP(i, batch * sample_out) {
-    const int64_t b = i / sample_out, at = i % sample_out;
+  BeginKernel();
+  const int64_t vectors = sample_out / kWidth;
+  HIERAD_GRID_LOOP(i, batch * vectors) {
+    const int64_t b = i / vectors;
+    T* const to = dy + b * q_stride * sample_out + (i - b * vectors) * kWidth;
+    const Places<kWidth> which = *reinterpret_cast<const Places<kWidth>*>(argmax + i * kWidth);
+    float d[kWidth];
+    LoadN<kWidth>(dbase + i * kWidth, d);
     for (int s = 0; s < q_stride; ++s) {
-      dy[(b * q_stride + s) * sample_out + at] = FromFloat<T>(argmax[i] == s ? dbase[i] : 0.0f);
+      float v[kWidth];
+#pragma unroll
+      for (int k = 0; k < kWidth; ++k) v[k] = which.of[k] == s ? d[k] : 0.0f;
+      StoreN<kWidth>(to + s * sample_out, v);
     }
   }
 }
 
 template <typename From, typename To>
 __global__ void Convert(const From* from, To* to, int64_t size) {
+  BeginKernel();
   HIERAD_GRID_LOOP(i, size / 4) Store4(to + i * 4, Load4(from + i * 4));
   if (blockIdx.x == 0 && threadIdx.x < size % 4) {
     const int64_t i = size / 4 * 4 + threadIdx.x;
@@ -120,8 +145,8 @@ __global__ void Convert(const From* from, To* to, int64_t size) {
 
 template <typename T>
 cudaError_t Gelu(const T* h, T* g, int64_t size, cudaStream_t stream) {
-  if (size % 8 == 0) GeluForward<T, 8><<<Blocks(size, 2048), 256, 0, stream>>>(h, g, size);
-  else GeluForward<T, 1><<<Blocks(size, 256), 256, 0, stream>>>(h, g, size);
+  if (size % 8 == 0) Launch(GeluForward<T, 8>, Blocks(size, 2048), 256, 0, stream, h, g, size);
+  else Launch(GeluForward<T, 1>, Blocks(size, 256), 256, 0, stream, h, g, size);
   return cudaGetLastError();
 }
 
@@ -129,7 +154,7 @@ template <typename T>
 cudaError_t GeluBackward(const T* h, const T* dg, T* dh, T* g, float* dh_parts, int64_t rows, int cols, int num_parts, cudaStream_t stream) {
   WithColumnWidth(cols, [&](auto width) {
     constexpr int kWidth = decltype(width)::value;
-    GeluBackwardParts<T, kWidth><<<ColumnGrid<kWidth>(cols, num_parts), dim3(32, 8), 0, stream>>>(h, dg, dh, g, dh_parts, rows, cols);
+    Launch(GeluBackwardParts<T, kWidth>, ColumnGrid<kWidth>(cols, num_parts), dim3(32, 8), 0, stream, h, dg, dh, g, dh_parts, rows, cols);
   });
   return cudaGetLastError();
 }
@@ -138,8 +163,8 @@ template <typename T>
 cudaError_t Residual(const StepScalars* scalars, const int64_t* visit_ids, const DropPath& drop, const float* base, const T* y,
                      float* out, int64_t batch, int64_t sample_size, cudaStream_t stream) {
   const unsigned blocks = Blocks(batch * sample_size, 1024);
-  if (sample_size % 4 == 0) AddBranch<T, 4><<<blocks, 256, 0, stream>>>(scalars, visit_ids, drop, base, y, out, batch, sample_size);
-  else AddBranch<T, 1><<<blocks, 256, 0, stream>>>(scalars, visit_ids, drop, base, y, out, batch, sample_size);
+  if (sample_size % 4 == 0) Launch(AddBranch<T, 4>, blocks, 256, 0, stream, scalars, visit_ids, drop, base, y, out, batch, sample_size);
+  else Launch(AddBranch<T, 1>, blocks, 256, 0, stream, scalars, visit_ids, drop, base, y, out, batch, sample_size);
   return cudaGetLastError();
 }
 
@@ -147,27 +172,29 @@ template <typename T>
 cudaError_t ResidualBackward(const StepScalars* scalars, const int64_t* visit_ids, const DropPath& drop, const float* dout, T* dy,
                              int64_t batch, int64_t sample_size, cudaStream_t stream) {
   const unsigned blocks = Blocks(batch * sample_size, 1024);
-  if (sample_size % 4 == 0) ScaleBranch<T, 4><<<blocks, 256, 0, stream>>>(scalars, visit_ids, drop, dout, dy, batch, sample_size);
-  else ScaleBranch<T, 1><<<blocks, 256, 0, stream>>>(scalars, visit_ids, drop, dout, dy, batch, sample_size);
+  if (sample_size % 4 == 0) Launch(ScaleBranch<T, 4>, blocks, 256, 0, stream, scalars, visit_ids, drop, dout, dy, batch, sample_size);
+  else Launch(ScaleBranch<T, 1>, blocks, 256, 0, stream, scalars, visit_ids, drop, dout, dy, batch, sample_size);
   return cudaGetLastError();
 }
 
 template <typename T>
 cudaError_t MaxPool(const T* y, float* base, uint8_t* argmax, int64_t batch, int64_t sample_out, int q_stride, cudaStream_t stream) {
-  Pool<T><<<Blocks(batch * sample_out, 256), 256, 0, stream>>>(y, base, argmax, batch, sample_out, q_stride);
+  const bool wide = sample_out % 4 == 0;
+  Launch(wide ? Pool<T, 4> : Pool<T, 1>, Blocks(batch * sample_out, wide ? 1024 : 256), 256, 0, stream, y, base, argmax, batch, sample_out, q_stride);
   return cudaGetLastError();
 }
 
 template <typename T>
 cudaError_t MaxPoolBackward(const float* dbase, const uint8_t* argmax, T* dy, int64_t batch, int64_t sample_out, int q_stride,
                             cudaStream_t stream) {
-  Unpool<T><<<Blocks(batch * sample_out, 256), 256, 0, stream>>>(dbase, argmax, dy, batch, sample_out, q_stride);
+  const bool wide = sample_out % 4 == 0;
+  Launch(wide ? Unpool<T, 4> : Unpool<T, 1>, Blocks(batch * sample_out, wide ? 1024 : 256), 256, 0, stream, dbase, argmax, dy, batch, sample_out, q_stride);
   return cudaGetLastError();
 }
 
 template <typename From, typename To>
 cudaError_t Cast(const From* from, To* to, int64_t size, cudaStream_t stream) {
-  Convert<From, To><<<Blocks(size, 1024), 256, 0, stream>>>(from, to, size);
+  Launch(Convert<From, To>, Blocks(size, 1024), 256, 0, stream, from, to, size);
   return cudaGetLastError();
 }
 template cudaError_t Cast<float, bf16>(const float*, bf16*, int64_t, cudaStream_t);

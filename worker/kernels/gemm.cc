@@ -10,6 +10,7 @@
 
 #include "absl/strings/escaping.h"
 #include "absl/strings/str_cat.h"
+#include "base/plan/products.h"
 #include "base/status.h"
 #include "base/text.h"
 #include "worker/kernels/algorithm_table.h"
@@ -25,12 +26,6 @@ absl::Status Failed(const char* what, const GemmShape& shape, int code) {
 }
 
 }  // namespace
-
-std::string GemmShape::Key() const {
-  return absl::StrCat(m, "x", n, "x", k, trans_a ? "-ta" : "", trans_b ? "-tb" : "", accumulate ? "-acc" : "", bias ? "-bias" : "",
-                      bf16 ? "-bf16" : f16 ? "-fp16" : tf32 ? "-tf32" : "-fp32", wide_out ? "-out32" : "",
-                      batch > 1 ? absl::StrCat("-batch", batch) : "", alpha != 1 || beta != 0 ? absl::StrCat("-alpha", alpha, "-beta", beta) : "");
-}
 
 struct GemmLibrary::Prepared {
   GemmShape shape;

@@ -13,21 +13,12 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "base/plan/gemm_shape.h"
 #include "base/plan/step_values.h"
 
 namespace hierad::kernels {
 
-// Row-major c[m, n] = op(a) op(b) (+ bias[n]) (+ c), as base/plan's Gemm. `wide_out`: c is fp32 where a and b
-// are bf16 or fp16.
-struct GemmShape {
-  int64_t m, n, k;
-  bool trans_a, trans_b, accumulate, bias, bf16, wide_out, tf32;
-  // `batch` products of contiguous operands; alpha, and beta of an addend of c's type (not with accumulate).
-  int64_t batch = 1;
-  float alpha = 1, beta = 0;
-  bool f16 = false;
-  std::string Key() const;
-};
+using hierad::GemmShape;
 
 class GemmLibrary {
  public:

@@ -50,6 +50,7 @@ constexpr int kChunk = 4 * kConvertThreads * kQuads;              // values of a
 // values at once.
 template <typename V>
 __global__ void __launch_bounds__(kConvertThreads) Convert(RowBatch<float> a, int chunks) {
+  BeginKernel();
   __shared__ RowDraws draws;
   __shared__ bool empty;
   const StepScalars& s = *a.scalars;
@@ -108,6 +109,7 @@ __global__ void __launch_bounds__(kConvertThreads) Convert(RowBatch<float> a, in
 
 // A block a sample. A unit is kept if fewer than `kept` others come before it in the order of (word, index).
 __global__ void Mask(const StepScalars* s, const int64_t* visit_ids, uint8_t* keep_mask, int32_t* keep_idx, int units, int kept) {
+  BeginKernel();
   extern __shared__ uint32_t words[];
   uint8_t* keep = reinterpret_cast<uint8_t*>(words + units);
   const int b = blockIdx.x;
@@ -134,7 +136,7 @@ __global__ void Mask(const StepScalars* s, const int64_t* visit_ids, uint8_t* ke
 cudaError_t ConvertInput(const RowBatch<float>& batch, cudaStream_t stream) {
   const int64_t chunks = (batch.rules.samples + kChunk - 1) / kChunk, blocks = batch.batch * batch.rules.channels * chunks;
   if (batch.rules.samples > INT32_MAX - kChunk || blocks > INT32_MAX) return cudaErrorInvalidConfiguration;
-  auto launch = [&](auto* typed) { Convert<std::remove_pointer_t<decltype(typed)>><<<unsigned(blocks), kConvertThreads, 0, stream>>>(batch, int(chunks)); };
+  auto launch = [&](auto* typed) { Launch(Convert<std::remove_pointer_t<decltype(typed)>>, unsigned(blocks), kConvertThreads, 0, stream, batch, int(chunks)); };
   switch (batch.type) {
     case DType::kU8: launch(static_cast<uint8_t*>(nullptr)); break;
     case DType::kI16: launch(static_cast<int16_t*>(nullptr)); break;
@@ -150,7 +152,7 @@ cudaError_t DrawMask(const StepScalars* scalars, const int64_t* visit_ids, uint8
   if (bytes > 48 << 10) {
     if (cudaError_t e = cudaFuncSetAttribute(Mask, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes); e != cudaSuccess) return e;
   }
-  Mask<<<unsigned(batch), mask_units > 64 ? 256 : 64, bytes, stream>>>(scalars, visit_ids, keep_mask, keep_idx, mask_units, kept);
+  Launch(Mask, unsigned(batch), mask_units > 64 ? 256 : 64, bytes, stream, scalars, visit_ids, keep_mask, keep_idx, mask_units, kept);
   return cudaGetLastError();
 }
 

@@ -11,6 +11,9 @@ constexpr float kEpsilon = 1e-6f;
 constexpr int kWarps = 8;
 constexpr int kMostCols = 2048;   // beyond it, and for widths that are no multiple of 4, a row is read more than once
 
+bool FitsRegisters(int cols) { return cols % 4 == 0 && cols <= kMostCols; }
+int BackwardBytes(int cols) { return kWarps * 3 * cols * int(sizeof(float)); }   // of shared memory
+
 // The residual that makes x: x = base + factor y, written to out.
 template <typename T>
 struct Branch {
@@ -27,6 +30,7 @@ struct Branch {
 template <typename T, int kVectors, bool kBranch>
 __global__ void __launch_bounds__(kWarps * 32) Forward(Branch<T> branch, const float* x, const float* gamma, const float* beta, T* y,
                                                        float* mean, float* rstd, int64_t rows, int cols) {
+  BeginKernel();
   const int lane = threadIdx.x & 31;
   const int64_t row = blockIdx.x * int64_t(kWarps) + (threadIdx.x >> 5), at = row * cols;
   if (row >= rows) return;
@@ -69,6 +73,7 @@ __global__ void __launch_bounds__(kWarps * 32) Forward(Branch<T> branch, const f
 
 template <typename T>
 __global__ void ForwardAny(const float* x, const float* gamma, const float* beta, T* y, float* mean, float* rstd, int64_t rows, int cols) {
+  BeginKernel();
   const int lane = threadIdx.x & 31;
   const int64_t row = blockIdx.x * int64_t(kWarps) + (threadIdx.x >> 5);
   if (row >= rows) return;
@@ -87,6 +92,7 @@ __device__ inline void Add4(float4& a, float4 b) { a.x += b.x, a.y += b.y, a.z +
 // Block p takes the rows of part p, its warps in turn; a lane keeps the sums of its columns.
 template <typename T, int kVectors>
 __global__ void __launch_bounds__(kWarps * 32, kVectors <= 4 ? 2 : 1) Backward(LayerNormGradient<T> a) {
+  BeginKernel();
   extern __shared__ float sums[];   // [warps][3][cols]
   const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5, cols = a.cols;
   const int64_t chunk = (a.rows + gridDim.x - 1) / gridDim.x, first = blockIdx.x * chunk, end = min(first + chunk, a.rows);
@@ -157,6 +163,7 @@ __global__ void __launch_bounds__(kWarps * 32, kVectors <= 4 ? 2 : 1) Backward(L
 // Any width: dx by rows, then the sums by columns.
 template <typename T>
 __global__ void BackwardRows(LayerNormGradient<T> a) {
+  BeginKernel();
   const int lane = threadIdx.x & 31, cols = a.cols;
   const int64_t row = blockIdx.x * int64_t(kWarps) + (threadIdx.x >> 5);
   if (row >= a.rows) return;
@@ -178,6 +185,7 @@ __global__ void BackwardRows(LayerNormGradient<T> a) {
 
 template <typename T>
 __global__ void BackwardColumns(LayerNormGradient<T> a) {
+  BeginKernel();
   const int64_t chunk = (a.rows + gridDim.y - 1) / gridDim.y, first = blockIdx.y * chunk, end = min(first + chunk, a.rows);
   const int c = blockIdx.x * blockDim.x + threadIdx.x, cols = a.cols;
   if (c >= cols) return;
@@ -196,12 +204,12 @@ __global__ void BackwardColumns(LayerNormGradient<T> a) {
 
 template <typename T, int kVectors>
 cudaError_t LaunchBackward(const LayerNormGradient<T>& a, cudaStream_t stream) {
-  const int bytes = kWarps * 3 * a.cols * int(sizeof(float));
+  const int bytes = BackwardBytes(a.cols);
   auto kernel = Backward<T, kVectors>;
   if (bytes > 48 << 10) {
     if (cudaError_t e = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes); e != cudaSuccess) return e;
   }
-  kernel<<<unsigned(a.num_parts), kWarps * 32, bytes, stream>>>(a);
+  Launch(kernel, unsigned(a.num_parts), kWarps * 32, bytes, stream, a);
   return cudaGetLastError();
 }
 
@@ -209,7 +217,7 @@ template <bool kBranch, typename T>
 cudaError_t LaunchForward(const Branch<T>& branch, const float* x, const float* gamma, const float* beta, T* y, float* mean, float* rstd,
                           int64_t rows, int cols, cudaStream_t stream) {
   const unsigned blocks = unsigned((rows + kWarps - 1) / kWarps);
-  auto launch = [&](auto kernel) { kernel<<<blocks, kWarps * 32, 0, stream>>>(branch, x, gamma, beta, y, mean, rstd, rows, cols); };
+  auto launch = [&](auto kernel) { Launch(kernel, blocks, kWarps * 32, 0, stream, branch, x, gamma, beta, y, mean, rstd, rows, cols); };
   if (cols <= 128) launch(Forward<T, 1, kBranch>);
   else if (cols <= 256) launch(Forward<T, 2, kBranch>);
   else if (cols <= 384) launch(Forward<T, 3, kBranch>);
@@ -220,7 +228,6 @@ cudaError_t LaunchForward(const Branch<T>& branch, const float* x, const float* 
   return cudaGetLastError();
 }
 
-bool FitsRegisters(int cols) { return cols % 4 == 0 && cols <= kMostCols; }
 
 }  // namespace
 
@@ -228,7 +235,7 @@ template <typename T>
 cudaError_t LayerNorm(const float* x, const float* gamma, const float* beta, T* y, float* mean, float* rstd, int64_t rows, int cols,
                       cudaStream_t stream) {
   if (FitsRegisters(cols)) return LaunchForward<false>(Branch<T>{}, x, gamma, beta, y, mean, rstd, rows, cols, stream);
-  ForwardAny<T><<<unsigned((rows + kWarps - 1) / kWarps), kWarps * 32, 0, stream>>>(x, gamma, beta, y, mean, rstd, rows, cols);
+  Launch(ForwardAny<T>, unsigned((rows + kWarps - 1) / kWarps), kWarps * 32, 0, stream, x, gamma, beta, y, mean, rstd, rows, cols);
   return cudaGetLastError();
 }
 
@@ -247,9 +254,9 @@ cudaError_t ResidualNorm(const StepScalars* scalars, const int64_t* visit_ids, c
 template <typename T>
 cudaError_t LayerNormBackward(const LayerNormGradient<T>& a, cudaStream_t stream) {
   const int cols = a.cols;
-  if (!FitsRegisters(cols)) {
-    BackwardRows<T><<<unsigned((a.rows + kWarps - 1) / kWarps), kWarps * 32, 0, stream>>>(a);
-    BackwardColumns<T><<<dim3(unsigned((cols + 127) / 128), unsigned(a.num_parts)), 128, 0, stream>>>(a);
+  if (!FitsRegisters(cols) || BackwardBytes(cols) > ThisCard().shared_bytes) {
+    Launch(BackwardRows<T>, unsigned((a.rows + kWarps - 1) / kWarps), kWarps * 32, 0, stream, a);
+    Launch(BackwardColumns<T>, dim3(unsigned((cols + 127) / 128), unsigned(a.num_parts)), 128, 0, stream, a);
     return cudaGetLastError();
   }
   if (cols <= 128) return LaunchBackward<T, 1>(a, stream);

@@ -13,14 +13,16 @@ __device__ inline double GradientWeight(const StepScalars* s, const StepRecord* 
   return record == nullptr ? s->loss_weight : s->loss_weight * record->scale.value;
 }
 
-// A block a sample, a warp a token in turn: the sample's numerator is summed in a fixed order without a second pass.
-template <typename T>
-__global__ void __launch_bounds__(1024) Mae(const StepScalars* s, const StepRecord* record, MaeLossShape shape, const T* pred, const float* x,
-                                            const uint8_t* keep_mask, const int32_t* order, const int32_t* label_index, T* dpred,
-                                            double* partials) {
-  __shared__ double sums[32];
+// A block a sample, a warp a token in turn: the sample's numerator is summed in a fixed order without a second pass. kValues of a
+// token's target stay in each lane, so that they are looked up once, all at a time; 0: tokens too large for that.
+template <typename T, int kValues>
+__global__ void __launch_bounds__(512) Mae(const StepScalars* s, const StepRecord* record, MaeLossShape shape, const T* pred, const float* x,
+                                           const uint8_t* keep_mask, const int32_t* order, const int32_t* label_index, T* dpred,
+                                           double* partials) {
+  BeginKernel();
+  __shared__ double sums[16];
   extern __shared__ int removed[];   // units, in order
-  const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5, warps = blockDim.x >> 5, masked = shape.mask_units - shape.kept;
+  const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5, warps = blockDim.x >> 5, masked = shape.mask_units - shape.kept, dim = shape.pred_dim;
   const int64_t b = blockIdx.x;
   const float weight = float(2.0 * GradientWeight(s, record));
   const float* sample = x + b * shape.sample_size;
@@ -35,29 +37,42 @@ __global__ void __launch_bounds__(1024) Mae(const StepScalars* s, const StepReco
   __syncthreads();
   for (int i = warp; i < masked * shape.finals; i += warps) {
     const int token = order[removed[i / shape.finals] * shape.finals + i % shape.finals];
-    const int64_t row = (b * masked * shape.finals + i) * shape.pred_dim;
+    const int64_t row = (b * masked * shape.finals + i) * dim;
     if (b >= s->real) {
-      for (int e = lane; e < shape.pred_dim; e += 32) dpred[row + e] = FromFloat<T>(0.0f);
+      for (int e = lane; e < dim; e += 32) dpred[row + e] = FromFloat<T>(0.0f);
       continue;
     }
-    const int32_t* index = label_index + int64_t(token) * shape.pred_dim;
+    const int32_t* index = label_index + int64_t(token) * dim;
+    // each(body): body(e, target) for this lane's elements.
+    float held[kValues > 0 ? kValues : 1];
+    if constexpr (kValues > 0) {
+#pragma unroll
+      for (int k = 0; k < kValues; ++k) held[k] = k * 32 + lane < dim ? sample[index[k * 32 + lane]] : 0.0f;
+    }
+    auto each = [&](auto body) {
+      if constexpr (kValues > 0) {
+#pragma unroll
+        for (int k = 0; k < kValues; ++k) {
+          if (k * 32 + lane < dim) body(k * 32 + lane, held[k]);
+        }
+      } else {
+        for (int e = lane; e < dim; e += 32) body(e, sample[index[e]]);
+      }
+    };
     float mean = 0, deviation = 1;
     if (shape.norm_target) {
       float sum = 0, squares = 0;
-      for (int e = lane; e < shape.pred_dim; e += 32) sum += sample[index[e]];
-      mean = WarpSum(sum) / float(shape.pred_dim);
-      for (int e = lane; e < shape.pred_dim; e += 32) {
-        const float d = sample[index[e]] - mean;
-        squares += d * d;
-      }
-      deviation = sqrtf(WarpSum(squares) / float(shape.pred_dim - 1) + kNormEpsilon);
+      each([&](int, float v) { sum += v; });
+      mean = WarpSum(sum) / float(dim);
+      each([&](int, float v) { squares += (v - mean) * (v - mean); });
+      deviation = sqrtf(WarpSum(squares) / float(dim - 1) + kNormEpsilon);
     }
     float loss = 0;
-    for (int e = lane; e < shape.pred_dim; e += 32) {
-      const float d = ToFloat(pred[row + e]) - (sample[index[e]] - mean) / deviation;
+    each([&](int e, float v) {
+      const float d = ToFloat(pred[row + e]) - (v - mean) / deviation;
       loss += d * d;
       dpred[row + e] = FromFloat<T>(d * weight);
-    }
+    });
     numerator += double(WarpSum(loss));
   }
   if (lane == 0) sums[warp] = numerator;
@@ -72,6 +87,7 @@ __global__ void __launch_bounds__(1024) Mae(const StepScalars* s, const StepReco
 template <typename T>
 __global__ void Entropy(const StepScalars* s, const StepRecord* record, const T* logits, const int64_t* labels, T* dlogits,
                         double* partials, int classes, bool accumulate) {
+  BeginKernel();
   __shared__ float shared[32];
   const int64_t b = blockIdx.x;
   const T* z = logits + b * classes;
@@ -108,6 +124,7 @@ __global__ void Entropy(const StepScalars* s, const StepRecord* record, const T*
 }
 
 __global__ void Mean(const float* x, float* y, int batch, int tokens, int dim) {
+  BeginKernel();
   HIERAD_GRID_LOOP(i, int64_t(batch) * dim) {
     const int64_t b = i / dim, c = i % dim;
     float sum = 0;
@@ -117,11 +134,13 @@ __global__ void Mean(const float* x, float* y, int batch, int tokens, int dim) {
 }
 
 __global__ void Spread(const float* dy, float* dx, int batch, int tokens, int dim) {
+  BeginKernel();
   HIERAD_GRID_LOOP(i, int64_t(batch) * tokens * dim) dx[i] = dy[i / dim / tokens * dim + i % dim] / float(tokens);
 }
 
 template <typename T>
 __global__ void Drop(const StepScalars* s, const int64_t* visit_ids, const T* x, T* y, int batch, int dim, double rate) {
+  BeginKernel();
   HIERAD_GRID_LOOP(i, int64_t(batch) * dim) {
     const RandomStream stream{s->seed, Draw::kDropout, s->epoch, uint64_t(visit_ids[i / dim])};
     const bool dropped = s->train != 0 && stream.Uniform(i % dim) < rate;
@@ -137,34 +156,35 @@ cudaError_t MaeLoss(const StepScalars* scalars, const StepRecord* record, const 
                     const uint8_t* keep_mask, const int32_t* order, const int32_t* label_index, T* dpred, double* partials,
                     cudaStream_t stream) {
   const size_t bytes = size_t(shape.mask_units - shape.kept) * sizeof(int);
+  const auto kernel = shape.pred_dim <= 256 ? Mae<T, 8> : shape.pred_dim <= 768 ? Mae<T, 24> : shape.pred_dim <= 2048 ? Mae<T, 64> : Mae<T, 0>;
   if (bytes > 32 << 10) {
-    if (cudaError_t e = cudaFuncSetAttribute(Mae<T>, cudaFuncAttributeMaxDynamicSharedMemorySize, int(bytes)); e != cudaSuccess) return e;
+    if (cudaError_t e = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, int(bytes)); e != cudaSuccess) return e;
   }
-  Mae<T><<<unsigned(shape.batch), 1024, bytes, stream>>>(scalars, record, shape, pred, x, keep_mask, order, label_index, dpred, partials);
+  Launch(kernel, unsigned(shape.batch), 512, bytes, stream, scalars, record, shape, pred, x, keep_mask, order, label_index, dpred, partials);
   return cudaGetLastError();
 }
 
 template <typename T>
 cudaError_t CrossEntropy(const StepScalars* scalars, const StepRecord* record, const T* logits, const int64_t* labels, T* dlogits,
                          double* partials, int batch, int classes, bool accumulate, cudaStream_t stream) {
-  Entropy<T><<<unsigned(batch), 256, 0, stream>>>(scalars, record, logits, labels, dlogits, partials, classes, accumulate);
+  Launch(Entropy<T>, unsigned(batch), 256, 0, stream, scalars, record, logits, labels, dlogits, partials, classes, accumulate);
   return cudaGetLastError();
 }
 
 cudaError_t MeanTokens(const float* x, float* y, int batch, int tokens, int dim, cudaStream_t stream) {
-  Mean<<<Blocks(int64_t(batch) * dim, 128), 128, 0, stream>>>(x, y, batch, tokens, dim);
+  Launch(Mean, Blocks(int64_t(batch) * dim, 128), 128, 0, stream, x, y, batch, tokens, dim);
   return cudaGetLastError();
 }
 
 cudaError_t MeanTokensBackward(const float* dy, float* dx, int batch, int tokens, int dim, cudaStream_t stream) {
-  Spread<<<Blocks(int64_t(batch) * tokens * dim, 256), 256, 0, stream>>>(dy, dx, batch, tokens, dim);
+  Launch(Spread, Blocks(int64_t(batch) * tokens * dim, 256), 256, 0, stream, dy, dx, batch, tokens, dim);
   return cudaGetLastError();
 }
 
 template <typename T>
 cudaError_t Dropout(const StepScalars* scalars, const int64_t* visit_ids, const T* x, T* y, int batch, int dim, double rate,
                     cudaStream_t stream) {
-  Drop<T><<<Blocks(int64_t(batch) * dim, 256), 256, 0, stream>>>(scalars, visit_ids, x, y, batch, dim, rate);
+  Launch(Drop<T>, Blocks(int64_t(batch) * dim, 256), 256, 0, stream, scalars, visit_ids, x, y, batch, dim, rate);
   return cudaGetLastError();
 }
 

@@ -16,6 +16,7 @@ __device__ inline float Clip(const StepRecord* record, double clip_norm) {
 // A block a part of a matrix: the momentum, and the part's share of the squared norm.
 __global__ void Momentum(const StepRecord* record, MuonShape shape, float momentum, double clip_norm, bool nesterov, const float* gradients,
                          float* moments, const int64_t* places, double* scratch) {
+  BeginKernel();
   __shared__ double shared[32];
   if (record->skipped) return;
   const int64_t size = int64_t(shape.rows) * shape.cols, chunk = (size + kMuonParts - 1) / kMuonParts;
@@ -38,6 +39,7 @@ __global__ void Momentum(const StepRecord* record, MuonShape shape, float moment
 template <typename T>
 __global__ void Normalized(const StepRecord* record, MuonShape shape, float momentum, double clip_norm, bool nesterov, const float* gradients,
                            const float* moments, const int64_t* places, T* x, const double* scratch) {
+  BeginKernel();
   __shared__ float tile[kTile][kTile + 1];
   if (record->skipped) return;
   const int64_t size = int64_t(shape.rows) * shape.cols, at = places[blockIdx.z];
@@ -69,6 +71,7 @@ __global__ void Normalized(const StepRecord* record, MuonShape shape, float mome
 template <typename T>
 __global__ void Update(const StepScalars* s, const StepRecord* record, MuonShape shape, double weight_decay, const T* x, const int64_t* places,
                        const float* scale, float* master, T* compute) {
+  BeginKernel();
   __shared__ float tile[kTile][kTile + 1];
   if (record->skipped) return;
   const int64_t size = int64_t(shape.rows) * shape.cols, at = places[blockIdx.z];
@@ -103,18 +106,17 @@ dim3 Tiles(const MuonShape& shape) {
 template <typename T>
 cudaError_t MuonMomentum(const StepRecord* record, const MuonShape& shape, int first, int own, double momentum, double clip_norm, bool nesterov,
                          const float* gradients, float* moments, const int64_t* places, T* x, double* scratch, cudaStream_t stream) {
-  Momentum<<<dim3(unsigned(kMuonParts), unsigned(shape.count)), 256, 0, stream>>>(record, shape, float(momentum), clip_norm, nesterov, gradients,
+  Launch(Momentum, dim3(unsigned(kMuonParts), unsigned(shape.count)), 256, 0, stream, record, shape, float(momentum), clip_norm, nesterov, gradients,
                                                                                  moments, places, scratch);
   if (own == 0) return cudaGetLastError();
-  Normalized<T><<<Tiles({own, shape.rows, shape.cols}), dim3(kTile, kTileRows), 0, stream>>>(
-      record, shape, float(momentum), clip_norm, nesterov, gradients, moments, places + first, x, scratch + first * kMuonParts);
+  Launch(Normalized<T>, Tiles({own, shape.rows, shape.cols}), dim3(kTile, kTileRows), 0, stream, record, shape, float(momentum), clip_norm, nesterov, gradients, moments, places + first, x, scratch + first * kMuonParts);
   return cudaGetLastError();
 }
 
 template <typename T>
 cudaError_t MuonUpdate(const StepScalars* scalars, const StepRecord* record, const MuonShape& shape, double weight_decay, const T* x,
                        const int64_t* places, const float* scale, float* master, T* compute, cudaStream_t stream) {
-  Update<T><<<Tiles(shape), dim3(kTile, kTileRows), 0, stream>>>(scalars, record, shape, weight_decay, x, places, scale, master, compute);
+  Launch(Update<T>, Tiles(shape), dim3(kTile, kTileRows), 0, stream, scalars, record, shape, weight_decay, x, places, scale, master, compute);
   return cudaGetLastError();
 }
 

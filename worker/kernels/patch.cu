@@ -1,4 +1,5 @@
 // Patch embedding: rows of the convolution for kept tokens only, and the position embedding.
+#include "worker/kernels/columns.cuh"
 #include "worker/kernels/device.cuh"
 #include "worker/kernels/kernels.h"
 
@@ -11,6 +12,7 @@ constexpr size_t kUnitBytes = 48 << 10;   // of shared memory, what every card h
 template <typename T>
 __global__ void Gather(PatchShape s, const float* x, const uint8_t* keep_mask, const int32_t* keep_idx, const int32_t* unroll_order,
                        T* rows) {
+  BeginKernel();
   const int outer_taps = s.kernel[0] * s.kernel[1], outer = s.channels * outer_taps, tokens = s.unit_tokens * s.kept;
   const int64_t sample = int64_t(s.input[0]) * s.input[1] * s.input[2], jobs = int64_t(s.batch) * tokens * outer;
   HIERAD_GRID_LOOP(i, jobs) {
@@ -53,6 +55,7 @@ struct UnitRegion {
 template <typename T, int kWidth>
 __global__ void __launch_bounds__(256) GatherUnit(PatchShape s, UnitRegion r, const float* x, const uint8_t* keep_mask, const int32_t* keep_idx,
                                                   const int32_t* unroll_order, T* rows) {
+  BeginKernel();
   extern __shared__ __align__(16) unsigned char memory[];
   const int planes = r.extent[0] * r.extent[1], plane_size = planes * r.extent[2];
   T* region = reinterpret_cast<T*>(memory);   // [channels, extent...]
@@ -112,22 +115,37 @@ __global__ void __launch_bounds__(256) GatherUnit(PatchShape s, UnitRegion r, co
   }
 }
 
-template <typename T>
-__global__ void Add(PositionShape s, const T* y, const float* position, const float* temporal, const int32_t* keep_idx,
-                    const int32_t* unroll_order, float* x) {
-  HIERAD_GRID_LOOP(i, int64_t(s.batch) * s.tokens * s.dim) {
-    const int c = int(i % s.dim), n = int(i / s.dim % s.tokens), b = int(i / s.dim / s.tokens);
-    const int unit = keep_idx == nullptr ? n % s.kept : keep_idx[b * s.kept + n % s.kept];
-    const int token = unroll_order[n / s.kept * s.mask_units + unit];
-    float p = position[int64_t(token % s.spatial) * s.dim + c];
-    if (temporal != nullptr) p += temporal[int64_t(token / s.spatial) * s.dim + c];
-    x[i] = ToFloat(y[i]) + p;
+// A warp a row, kWidth values a lane.
+template <typename T, int kWidth>
+__global__ void __launch_bounds__(256) Add(PositionShape s, const T* y, const float* position, const float* temporal, const int32_t* keep_idx,
+                                           const int32_t* unroll_order, float* x) {
+  BeginKernel();
+  const int row = int(blockIdx.x * 8 + threadIdx.y), b = row / s.tokens, n = row - b * s.tokens, t = n / s.kept, j = n - t * s.kept;
+  if (b >= s.batch) return;
+  const int unit = keep_idx == nullptr ? j : keep_idx[b * s.kept + j], token = unroll_order[t * s.mask_units + unit];
+  const int64_t at = int64_t(row) * s.dim;
+  const float* const place = position + int64_t(token % s.spatial) * s.dim;
+  const float* const time = temporal == nullptr ? nullptr : temporal + int64_t(token / s.spatial) * s.dim;
+  for (int c = threadIdx.x * kWidth; c < s.dim; c += 32 * kWidth) {
+    float v[kWidth], p[kWidth];
+    LoadN<kWidth>(y + at + c, v);
+    LoadN<kWidth>(place + c, p);
+    if (time != nullptr) {
+      float q[kWidth];
+      LoadN<kWidth>(time + c, q);
+#pragma unroll
+      for (int k = 0; k < kWidth; ++k) p[k] += q[k];
+    }
+#pragma unroll
+    for (int k = 0; k < kWidth; ++k) v[k] += p[k];
+    StoreN<kWidth>(x + at + c, v);
   }
 }
 
 // A block a token place; samples in order. `to`: [num_tokens, D].
 __global__ void SumSamples(PositionShape s, const float* dx, const uint8_t* keep_mask, const int32_t* unroll_order, float* to,
                            bool accumulate) {
+  BeginKernel();
   extern __shared__ int place[];   // of the unit among the kept ones of each sample, -1: removed
   const int n = blockIdx.x, unit = n % s.mask_units, t = n / s.mask_units;
   for (int b = threadIdx.x; b < s.batch; b += blockDim.x) {
@@ -153,6 +171,7 @@ __global__ void SumSamples(PositionShape s, const float* dx, const uint8_t* keep
 
 // out[o, c] (+)= sum over i of full[o * outer_step + i * inner_step, c].
 __global__ void SumAxis(const float* full, float* out, int count, int inner, int outer_step, int inner_step, int dim, bool accumulate) {
+  BeginKernel();
   HIERAD_GRID_LOOP(i, int64_t(count) * dim) {
     const int64_t o = i / dim, c = i % dim;
     float sum = accumulate ? out[i] : 0.0f;
@@ -172,18 +191,19 @@ cudaError_t PatchGather(const PatchShape& s, const float* x, const uint8_t* keep
   if (bytes <= kUnitBytes) {
     constexpr int kWide = 16 / sizeof(T);
     const auto kernel = r.row % kWide == 0 ? GatherUnit<T, kWide> : GatherUnit<T, 1>;
-    kernel<<<unsigned(s.batch * s.kept), dim3(32, 8), bytes, stream>>>(s, r, x, keep_mask, keep_idx, unroll_order, rows);
+    Launch(kernel, unsigned(s.batch * s.kept), dim3(32, 8), bytes, stream, s, r, x, keep_mask, keep_idx, unroll_order, rows);
     return cudaGetLastError();
   }
   const int64_t jobs = int64_t(s.batch) * s.unit_tokens * s.kept * s.channels * s.kernel[0] * s.kernel[1];
-  Gather<T><<<Blocks(jobs, 256), 256, 0, stream>>>(s, x, keep_mask, keep_idx, unroll_order, rows);
+  Launch(Gather<T>, Blocks(jobs, 256), 256, 0, stream, s, x, keep_mask, keep_idx, unroll_order, rows);
   return cudaGetLastError();
 }
 
 template <typename T>
 cudaError_t AddPosition(const PositionShape& s, const T* y, const float* position, const float* temporal, const int32_t* keep_idx,
                         const int32_t* unroll_order, float* x, cudaStream_t stream) {
-  Add<T><<<Blocks(int64_t(s.batch) * s.tokens * s.dim, 256), 256, 0, stream>>>(s, y, position, temporal, keep_idx, unroll_order, x);
+  const unsigned blocks = unsigned((int64_t(s.batch) * s.tokens + 7) / 8);
+  Launch(s.dim % 4 == 0 ? Add<T, 4> : Add<T, 1>, blocks, dim3(32, 8), 0, stream, s, y, position, temporal, keep_idx, unroll_order, x);
   return cudaGetLastError();
 }
 
@@ -195,11 +215,11 @@ cudaError_t AddPositionBackward(const PositionShape& s, const float* dx, const u
     if (cudaError_t e = cudaFuncSetAttribute(SumSamples, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes); e != cudaSuccess) return e;
   }
   float* full = dtemporal == nullptr ? dposition : scratch;
-  SumSamples<<<unsigned(s.num_tokens), threads, bytes, stream>>>(s, dx, keep_mask, unroll_order, full, dtemporal == nullptr && accumulate);
+  Launch(SumSamples, unsigned(s.num_tokens), threads, bytes, stream, s, dx, keep_mask, unroll_order, full, dtemporal == nullptr && accumulate);
   if (dtemporal != nullptr) {
     const int frames = s.num_tokens / s.spatial;
-    SumAxis<<<Blocks(int64_t(s.spatial) * s.dim, 256), 256, 0, stream>>>(full, dposition, s.spatial, frames, 1, s.spatial, s.dim, accumulate);
-    SumAxis<<<Blocks(int64_t(frames) * s.dim, 256), 256, 0, stream>>>(full, dtemporal, frames, s.spatial, s.spatial, 1, s.dim, accumulate);
+    Launch(SumAxis, Blocks(int64_t(s.spatial) * s.dim, 256), 256, 0, stream, full, dposition, s.spatial, frames, 1, s.spatial, s.dim, accumulate);
+    Launch(SumAxis, Blocks(int64_t(frames) * s.dim, 256), 256, 0, stream, full, dtemporal, frames, s.spatial, s.spatial, 1, s.dim, accumulate);
   }
   return cudaGetLastError();
 }

@@ -6,6 +6,7 @@ namespace hierad::kernels {
 namespace {
 
 __global__ void Book(const StepScalars* s, StepRecord* record, int phase) {
+  BeginKernel();
   if (s->train == 0) return;
   uint64_t now;
   asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(now));
@@ -15,6 +16,7 @@ __global__ void Book(const StepScalars* s, StepRecord* record, int phase) {
 
 // The ring is the host's memory: what a reader must see in order is fenced for the whole system.
 __global__ void Publish(StepRecord* record, uint64_t* not_finite, RecordSlot* ring) {
+  BeginKernel();
   const uint64_t number = record->published + 1;
   RecordSlot* slot = ring + (number - 1) % kRecordSlots;
   volatile uint64_t* published = &slot->number;
@@ -38,6 +40,7 @@ __global__ void Publish(StepRecord* record, uint64_t* not_finite, RecordSlot* ri
 
 // The high part of the numerator has 12 bits, so that its sum over ranks is exact.
 __global__ void Pack(const StepScalars* s, const double* loss_partials, const uint64_t* not_finite, float* tail, int batch) {
+  BeginKernel();
   __shared__ double shared[32];
   double numerator = 0;
   for (int b = threadIdx.x; b < batch; b += blockDim.x) numerator += loss_partials[b];
@@ -52,12 +55,14 @@ __global__ void Pack(const StepScalars* s, const double* loss_partials, const ui
 }
 
 __global__ void Unpack(const float* tail, double* loss_partials, StepRecord* record, int batch) {
+  BeginKernel();
   for (int b = threadIdx.x; b < batch; b += blockDim.x) loss_partials[b] = b == 0 ? double(tail[0]) + double(tail[1]) : 0.0;
   if (threadIdx.x == 0) record->signals = (tail[2] > 0 ? 1 : 0) | (tail[3] > 0 ? 2 : 0) | (tail[4] > 0 ? 4 : 0);
 }
 
 // The host's memory, looked at by its threads while the step runs.
 __global__ void Announce(const StepScalars* s, CollectiveProgress* progress, int64_t number, bool entered) {
+  BeginKernel();
   auto* p = reinterpret_cast<volatile int64_t*>(progress);
   if (entered) p[0] = s->step;
   p[entered ? 1 : 2] = number;
@@ -67,27 +72,27 @@ __global__ void Announce(const StepScalars* s, CollectiveProgress* progress, int
 }  // namespace
 
 cudaError_t AnnounceCollective(const StepScalars* scalars, CollectiveProgress* progress, int number, bool entered, cudaStream_t stream) {
-  Announce<<<1, 1, 0, stream>>>(scalars, progress, number, entered);
+  Launch(Announce, 1, 1, 0, stream, scalars, progress, number, entered);
   return cudaGetLastError();
 }
 
 cudaError_t Mark(const StepScalars* scalars, StepRecord* record, StepPhase phase, cudaStream_t stream) {
-  Book<<<1, 1, 0, stream>>>(scalars, record, int(phase));
+  Launch(Book, 1, 1, 0, stream, scalars, record, int(phase));
   return cudaGetLastError();
 }
 
 cudaError_t PublishRecord(StepRecord* record, uint64_t* not_finite, RecordSlot* ring, cudaStream_t stream) {
-  Publish<<<1, 32, 0, stream>>>(record, not_finite, ring);
+  Launch(Publish, 1, 32, 0, stream, record, not_finite, ring);
   return cudaGetLastError();
 }
 
 cudaError_t PackTail(const StepScalars* scalars, const double* loss_partials, const uint64_t* not_finite, float* tail, int batch, cudaStream_t stream) {
-  Pack<<<1, 256, 0, stream>>>(scalars, loss_partials, not_finite, tail, batch);
+  Launch(Pack, 1, 256, 0, stream, scalars, loss_partials, not_finite, tail, batch);
   return cudaGetLastError();
 }
 
 cudaError_t UnpackTail(const float* tail, double* loss_partials, StepRecord* record, int batch, cudaStream_t stream) {
-  Unpack<<<1, 256, 0, stream>>>(tail, loss_partials, record, batch);
+  Launch(Unpack, 1, 256, 0, stream, tail, loss_partials, record, batch);
   return cudaGetLastError();
 }
 

@@ -9,6 +9,7 @@ namespace {
 // A block the rows of part blockIdx.y, 32 x kWidth columns, 8 rows at a time.
 template <typename T, int kWidth>
 __global__ void ColumnParts(const T* dy, float* parts, int64_t rows, int cols) {
+  BeginKernel();
   __shared__ float sums[8][32 * kWidth];
   const int64_t chunk = (rows + gridDim.y - 1) / gridDim.y, first = blockIdx.y * chunk, end = min(first + chunk, rows);
   const int c = (blockIdx.x * 32 + threadIdx.x) * kWidth;
@@ -34,6 +35,7 @@ struct SumList {
 
 // A block 32 columns of one sum, its 16 warps' shares in order.
 __global__ void __launch_bounds__(512) Sum(const SumList list, bool accumulate) {
+  BeginKernel();
   __shared__ float sums[16][32];
   int which = 0;
   while (int(blockIdx.x) >= list.first_block[which + 1]) ++which;
@@ -54,6 +56,7 @@ __global__ void __launch_bounds__(512) Sum(const SumList list, bool accumulate) 
 }
 
 __global__ void Squares(const float* gradients, double* partials, int64_t size) {
+  BeginKernel();
   __shared__ double shared[32];
   // Flat sizes are multiples of kParameterAlign.
   const int64_t vectors = size / 4, chunk = (vectors + kNormParts - 1) / kNormParts, first = blockIdx.x * chunk, end = min(first + chunk, vectors);
@@ -67,6 +70,7 @@ __global__ void Squares(const float* gradients, double* partials, int64_t size) 
 }
 
 __global__ void SumPartials(const double* partials, double* sum) {
+  BeginKernel();
   __shared__ double shared[32];
   double squares = 0;
   for (int i = threadIdx.x; i < kNormParts; i += blockDim.x) squares += partials[i];
@@ -76,6 +80,7 @@ __global__ void SumPartials(const double* partials, double* sum) {
 
 __global__ void Verdict(const StepScalars* s, const double* partials, int num_partials, const double* loss_partials, StepRecord* record,
                         int batch, bool own_signals, int64_t scale_growth_steps) {
+  BeginKernel();
   __shared__ double shared[32];
   double squares = 0, numerator = 0;
   for (int i = threadIdx.x; i < num_partials; i += blockDim.x) squares += partials[i];
@@ -107,6 +112,7 @@ __global__ void Verdict(const StepScalars* s, const double* partials, int num_pa
 template <typename T>
 __global__ void Adam(const StepScalars* s, const StepRecord* record, AdamWOptions o, float* master, const float* gradients,
                      float* moments, const uint8_t* decay, const float* scale, T* compute, int64_t size) {
+  BeginKernel();
   __shared__ float shared[4];
   if (record->skipped) return;
   if (threadIdx.x == 0) {
@@ -142,6 +148,7 @@ __global__ void Adam(const StepScalars* s, const StepRecord* record, AdamWOption
 }
 
 __global__ void Average(const StepRecord* record, float rest, const float* master, float* average, int64_t size) {
+  BeginKernel();
   if (record->skipped) return;
   HIERAD_GRID_LOOP(i, size / 4) {
     const float4 w = Load4(master + i * 4);
@@ -154,7 +161,7 @@ __global__ void Average(const StepRecord* record, float rest, const float* maste
 }  // namespace
 
 cudaError_t AverageWeights(const StepRecord* record, double decay, const float* master, float* average, int64_t size, cudaStream_t stream) {
-  Average<<<Blocks(size, 1024), 256, 0, stream>>>(record, float(1 - decay), master, average, size);
+  Launch(Average, Blocks(size, 1024), 256, 0, stream, record, float(1 - decay), master, average, size);
   return cudaGetLastError();
 }
 
@@ -162,7 +169,7 @@ template <typename T>
 cudaError_t ColumnSum(const T* dy, float* parts, int64_t rows, int cols, int num_parts, cudaStream_t stream) {
   WithColumnWidth(cols, [&](auto width) {
     constexpr int kWidth = decltype(width)::value;
-    ColumnParts<T, kWidth><<<ColumnGrid<kWidth>(cols, num_parts), dim3(32, 8), 0, stream>>>(dy, parts, rows, cols);
+    Launch(ColumnParts<T, kWidth>, ColumnGrid<kWidth>(cols, num_parts), dim3(32, 8), 0, stream, dy, parts, rows, cols);
   });
   return cudaGetLastError();
 }
@@ -175,22 +182,22 @@ cudaError_t SumParts(const PartsSum* sums, int count, bool accumulate, cudaStrea
       list.sum[i] = sums[first + i];
       list.first_block[i + 1] = list.first_block[i] + (list.sum[i].cols + 31) / 32;
     }
-    Sum<<<unsigned(list.first_block[list.count]), dim3(32, 16), 0, stream>>>(list, accumulate);
+    Launch(Sum, unsigned(list.first_block[list.count]), dim3(32, 16), 0, stream, list, accumulate);
   }
   return cudaGetLastError();
 }
 
 cudaError_t GradientNorm(const StepScalars* scalars, const float* gradients, double* partials, const double* loss_partials,
                          StepRecord* record, int64_t size, int batch, bool own_signals, int64_t scale_growth_steps, cudaStream_t stream) {
-  if (gradients != nullptr) Squares<<<unsigned(kNormParts), 256, 0, stream>>>(gradients, partials, size);
-  Verdict<<<1, 1024, 0, stream>>>(scalars, partials, gradients != nullptr ? int(kNormParts) : int(size), loss_partials, record, batch, own_signals,
-                                scale_growth_steps);
+  if (gradients != nullptr) Launch(Squares, unsigned(kNormParts), 256, 0, stream, gradients, partials, size);
+  Launch(Verdict, 1, 1024, 0, stream, scalars, partials, gradients != nullptr ? int(kNormParts) : int(size), loss_partials, record, batch, own_signals,
+         scale_growth_steps);
   return cudaGetLastError();
 }
 
 cudaError_t SumOfSquares(const float* values, double* partials, double* sum, int64_t size, cudaStream_t stream) {
-  Squares<<<unsigned(kNormParts), 256, 0, stream>>>(values, partials, size);
-  SumPartials<<<1, 1024, 0, stream>>>(partials, sum);
+  Launch(Squares, unsigned(kNormParts), 256, 0, stream, values, partials, size);
+  Launch(SumPartials, 1, 1024, 0, stream, partials, sum);
   return cudaGetLastError();
 }
 
@@ -198,7 +205,7 @@ template <typename T>
 cudaError_t AdamW(const StepScalars* scalars, const StepRecord* record, const AdamWOptions& options, float* master,
                   const float* gradients, float* moments, const uint8_t* decay, const float* scale, T* compute, int64_t size,
                   cudaStream_t stream) {
-  Adam<T><<<Blocks(size, 1024), 256, 0, stream>>>(scalars, record, options, master, gradients, moments, decay, scale, compute, size);
+  Launch(Adam<T>, Blocks(size, 1024), 256, 0, stream, scalars, record, options, master, gradients, moments, decay, scale, compute, size);
   return cudaGetLastError();
 }
 

@@ -5,6 +5,7 @@
 #include <set>
 #include <vector>
 
+#include "base/job_yaml.h"
 #include "gtest/gtest.h"
 #include "worker/model/initialize.h"
 #include "worker/model/test_models.h"
@@ -100,6 +101,35 @@ TEST(InitializeTest, ValuesFollowTheTable) {
     const Parameter& p = table.parameters[i - 1];
     for (int64_t j = p.offset + p.size; j < table.parameters[i].offset; ++j) ASSERT_EQ(flat[j], 0.0f);
   }
+}
+
+// Enough parameters for several threads: whoever draws one, its values are those of its own stream.
+TEST(InitializeTest, ManyParametersAreDrawnAsFew) {
+  v1::ModelSpec spec;
+  spec.set_variant("tiny");
+  spec.set_in_chans(3);
+  for (int i = 0; i < 2; ++i) spec.add_input_size(224);
+  v1::JobSpec job;
+  *job.mutable_model() = spec;
+  FillDefaults(&job);
+  const ParameterTable table = ParameterTable::For(*Geometry::From(job.model()));
+  ASSERT_GT(table.flat_size, 16 << 20);
+  std::vector<float> flat(table.flat_size, -1.0f);
+  InitializeParameters(table, 9, flat.data());
+  int64_t end = 0, uniform = 0;
+  for (size_t index = 0; index < table.parameters.size(); ++index) {
+    const Parameter& p = table.parameters[index];
+    for (; end < p.offset; ++end) ASSERT_EQ(flat[end], 0.0f) << "padding before " << p.name;
+    end = p.offset + p.size;
+    if (p.init != Init::kXavierUniform) continue;
+    const RandomStream stream{9, Draw::kInit, 0, index};
+    const double bound = std::sqrt(6.0 / double(p.shape[0] + p.size / p.shape[0]));
+    for (int64_t i : {int64_t{0}, p.size / 2, p.size - 1}) {
+      ASSERT_EQ(flat[p.offset + i], float((2.0 * stream.Uniform(i) - 1.0) * bound * p.init_scale)) << p.name << " " << i;
+    }
+    ++uniform;
+  }
+  EXPECT_GT(uniform, 50);
 }
 
 }  // namespace

@@ -1,8 +1,11 @@
 #include "worker/model/initialize.h"
 
 #include <algorithm>
+#include <atomic>
 #include <cmath>
 #include <numbers>
+#include <thread>
+#include <vector>
 
 #include "base/random.h"
 
@@ -31,37 +34,55 @@ void FillNormal02(const RandomStream& stream, float* out, int64_t size) {
   }
 }
 
+// Values of parameter number `index`.
+void Fill(const Parameter& p, uint64_t seed, size_t index, float* out) {
+  const RandomStream stream{seed, Draw::kInit, 0, index};
+  switch (p.init) {
+    case Init::kZero:
+      break;
+    case Init::kOne:
+      std::fill(out, out + p.size, 1.0f);
+      break;
+    case Init::kConstant02:
+      std::fill(out, out + p.size, 0.02f);
+      break;
+    case Init::kXavierUniform:
+      FillUniform(stream, std::sqrt(6.0 / double(p.shape[0] + p.size / p.shape[0])), out, p.size);
+      break;
+    case Init::kTorchUniform:
+      FillUniform(stream, 1.0 / std::sqrt(double(p.fan_in)), out, p.size);
+      break;
+    case Init::kTruncatedNormal02:
+      FillNormal02(stream, out, p.size);
+      break;
+  }
+  if (p.init_scale != 1) {
+    for (int64_t i = 0; i < p.size; ++i) out[i] = float(out[i] * p.init_scale);
+  }
+}
+
+// Elements from which on more than one thread fills them: a run of 80 M parameters would wait for one.
+constexpr int64_t kManyElements = 4 << 20;
+constexpr unsigned kMostThreads = 8;
+
 }  // namespace
 
 void InitializeParameters(const ParameterTable& table, uint64_t seed, float* flat) {
-  std::fill(flat, flat + table.flat_size, 0.0f);
-  for (size_t index = 0; index < table.parameters.size(); ++index) {
-    const Parameter& p = table.parameters[index];
-    const RandomStream stream{seed, Draw::kInit, 0, index};
-    float* out = flat + p.offset;
-    switch (p.init) {
-      case Init::kZero:
-        break;
-      case Init::kOne:
-        std::fill(out, out + p.size, 1.0f);
-        break;
-      case Init::kConstant02:
-        std::fill(out, out + p.size, 0.02f);
-        break;
-      case Init::kXavierUniform:
-        FillUniform(stream, std::sqrt(6.0 / double(p.shape[0] + p.size / p.shape[0])), out, p.size);
-        break;
-      case Init::kTorchUniform:
-        FillUniform(stream, 1.0 / std::sqrt(double(p.fan_in)), out, p.size);
-        break;
-      case Init::kTruncatedNormal02:
-        FillNormal02(stream, out, p.size);
-        break;
+  std::atomic<size_t> next{0};
+  auto work = [&] {
+    for (size_t index; (index = next++) < table.parameters.size();) {
+      const Parameter& p = table.parameters[index];
+      // To the next parameter: padding too.
+      const int64_t end = index + 1 < table.parameters.size() ? table.parameters[index + 1].offset : table.flat_size;
+      std::fill(flat + p.offset, flat + end, 0.0f);
+      Fill(p, seed, index, flat + p.offset);
     }
-    if (p.init_scale != 1) {
-      for (int64_t i = 0; i < p.size; ++i) out[i] = float(out[i] * p.init_scale);
-    }
-  }
+  };
+  std::vector<std::thread> others;
+  const unsigned threads = table.flat_size < kManyElements ? 1 : std::clamp(std::thread::hardware_concurrency(), 1u, kMostThreads);
+  for (unsigned t = 1; t < threads; ++t) others.emplace_back(work);
+  work();
+  for (std::thread& other : others) other.join();
 }
 
 }  // namespace hierad

@@ -377,8 +377,8 @@ TEST(FusedExecutorTest, UpdateIsMuonForMatricesAndAdamWForTheRest) {
 // --- The executor has no second source of truth: a plan that is changed gives other results, or none. -------------
 
 // Loss, gradients and updated parameters of one step.
-std::vector<double> Results(const Plan& plan) {
-  FusedRun run(plan, true);
+std::vector<double> Results(const Plan& plan, bool poison = true) {
+  FusedRun run(plan, poison);
   run.FillParameters();
   run.FillInput(11);
   run.executor().ClearSums();
@@ -458,6 +458,82 @@ TEST(FusedExecutorTest, MovingATensorOntoALivingOneShows) {
       ++sample;
     }
   });
+}
+
+// The operations in another order, in which none overtakes one that it shares a written byte with: what queues beside each other
+// may do, and more.
+std::vector<Op> Shuffled(const Plan& plan, const std::vector<Op>& ops, RandomJobs* random) {
+  struct Range {
+    Arena arena;
+    int64_t begin, end;
+    bool written;
+  };
+  std::vector<std::vector<Range>> ranges(ops.size());
+  for (size_t i = 0; i < ops.size(); ++i) {
+    for (const auto* list : {&ops[i].reads, &ops[i].writes}) {
+      for (TensorId id : *list) {
+        const TensorSpec& t = plan.tensors[id];
+        ranges[i].push_back({t.arena, t.offset, t.offset + t.bytes, list == &ops[i].writes});
+      }
+    }
+  }
+  const auto meet = [&](size_t i, size_t j) {
+    for (const Range& x : ranges[i]) {
+      for (const Range& y : ranges[j]) {
+        if ((x.written || y.written) && x.arena == y.arena && x.begin < y.end && y.begin < x.end) return true;
+      }
+    }
+    return false;
+  };
+  std::vector<std::vector<int>> followers(ops.size());
+  std::vector<int> waits_for(ops.size(), 0);
+  for (size_t j = 0; j < ops.size(); ++j) {
+    for (size_t i = 0; i < j; ++i) {
+      if (meet(i, j)) followers[i].push_back(int(j)), ++waits_for[j];
+    }
+  }
+  std::vector<int> ready;
+  for (size_t i = 0; i < ops.size(); ++i) {
+    if (waits_for[i] == 0) ready.push_back(int(i));
+  }
+  std::vector<Op> shuffled;
+  while (!ready.empty()) {
+    // Now the last that may go, now the first, now any: far from the plan's order.
+    const int kind = random->Pick(0, 2), at = kind == 0 ? int(ready.size()) - 1 : kind == 1 ? 0 : random->Pick(0, int(ready.size()) - 1);
+    const int next = ready[size_t(at)];
+    ready.erase(ready.begin() + at);
+    shuffled.push_back(ops[size_t(next)]);
+    for (int follower : followers[size_t(next)]) {
+      if (--waits_for[size_t(follower)] == 0) ready.push_back(follower);
+    }
+  }
+  return shuffled;
+}
+
+TEST(FusedExecutorTest, AnyOrderThatDeclaredBytesAllowGivesTheSameBits) {
+  RandomJobs jobs(79);
+  int moved = 0;
+  for (int i = 0; i < 24; ++i) {
+    v1::JobSpec job = jobs.Next();
+    job.mutable_optimizer()->set_name(i % 2 == 0 ? "muon" : "adamw");
+    job.mutable_optimizer()->set_ema_decay(i % 3 == 0 ? 0.9 : 0);
+    job.mutable_optimizer()->set_layer_decay(i % 4 < 2 ? 0.7 : 1.0);
+    SCOPED_TRACE(absl::StrCat("job ", i, ": ", job.model().ShortDebugString()));
+    const auto plan = Plan::Make(job, {.compute = i % 3 == 1 ? ComputeType::kF64 : i % 3 == 2 ? ComputeType::kF32 : ComputeType::kBF16});
+    ASSERT_TRUE(plan.ok()) << plan.status();
+    const std::vector<double> expected = Results(*plan, false);
+    ASSERT_FALSE(expected.empty());
+    for (int turn = 0; turn < 3; ++turn) {
+      Plan changed = *plan;
+      changed.forward_backward = Shuffled(*plan, plan->forward_backward, &jobs);
+      changed.update = Shuffled(*plan, plan->update, &jobs);
+      ASSERT_EQ(changed.forward_backward.size(), plan->forward_backward.size());
+      ASSERT_EQ(changed.update.size(), plan->update.size());
+      for (size_t k = 0; k < plan->update.size(); ++k) moved += changed.update[k].name != plan->update[k].name;
+      ASSERT_TRUE(Results(changed, false) == expected);
+    }
+  }
+  EXPECT_GT(moved, 1000);
 }
 
 TEST(FusedExecutorTest, UndeclaredAccessIsAnError) {

@@ -152,7 +152,8 @@ class SavedState : public StateSnapshot {
 class FusedGpuStep : public Step {
  public:
   FusedGpuStep(const StepOptions& options, const ParameterTable& table, Communicator* communicator)
-      : spec_(options.spec), options_beside_(options.beside), epilogues_(options.epilogues), table_(table), communicator_(*communicator) {}
+      : spec_(options.spec), options_beside_(options.beside), epilogues_(options.epilogues), overlap_(options.overlap),
+        priorities_(options.priorities), table_(table), communicator_(*communicator) {}
 
   ~FusedGpuStep() override {
     if (stream_ != nullptr) cudaStreamSynchronize(stream_);   // what is enqueued refers to memory of this object
@@ -185,6 +186,7 @@ class FusedGpuStep : public Step {
     TrainState state;
     state.parameters.resize(table_.flat_size);
     InitializeParameters(table_, spec_.seed(), state.parameters.data());
+    if (plan().num_moments == 2) return Place(state, nullptr);
     state.exp_avg.resize(table_.flat_size);
     state.exp_avg_sq.resize(table_.flat_size);
     return Load(state);
@@ -192,12 +194,20 @@ class FusedGpuStep : public Step {
 
   absl::Status Load(const TrainState& state) override {
     RETURN_IF_ERROR(CheckState(state, table_));
+    const std::vector<float> moments = MomentsOf(plan(), plan().options.rank, state);
+    return Place(state, &moments);
+  }
+
+  // `moments`: as this rank's arena holds them; nullptr: zeros, which the host need not make.
+  absl::Status Place(const TrainState& state, const std::vector<float>* moments) {
     RETURN_IF_ERROR(Synchronize());
     std::vector<float> flat(plan().flat_size, 0.0f);
     ToPlanOrder(plan(), state.parameters.data(), flat.data());
-    const std::vector<float> moments = MomentsOf(plan(), plan().options.rank, state);
-    for (const auto& [to, from] : {std::pair<TensorId, const std::vector<float>*>{plan().master, &flat}, {plan().moments, &moments}}) {
-      RETURN_IF_ERROR(CopyToGpu(Get<float>(to), from->data(), int64_t(from->size() * sizeof(float)), "copying a state to the GPU"));
+    RETURN_IF_ERROR(CopyToGpu(Get<float>(plan().master), flat.data(), int64_t(flat.size() * sizeof(float)), "copying a state to the GPU"));
+    if (moments != nullptr) {
+      RETURN_IF_ERROR(CopyToGpu(Get<float>(plan().moments), moments->data(), int64_t(moments->size() * sizeof(float)), "copying a state to the GPU"));
+    } else {
+      RETURN_IF_ERROR(CudaStatus(cudaMemsetAsync(Get<void>(plan().moments), 0, plan().tensors[plan().moments].bytes, stream_), "clearing the moments"));
     }
     RETURN_IF_ERROR(RefreshComputeCopyOnGpu(arenas_->addresses, stream_));
     RETURN_IF_ERROR(Synchronize());
@@ -380,9 +390,11 @@ class FusedGpuStep : public Step {
   absl::Status Tune() {
     GpuContext context = Context();
     context.tune = true;
-    for (const Op& op : plan().forward_backward) {
-      if (std::holds_alternative<Gemm>(op.args) || std::holds_alternative<GemmGelu>(op.args) || std::holds_alternative<GemmGeluBackward>(op.args)) {
-        RETURN_IF_ERROR(RunOpOnGpu(op, arenas_->addresses, context));
+    for (const std::vector<Op>* ops : {&plan().forward_backward, &plan().update}) {
+      for (const Op& op : *ops) {
+        const bool product = std::holds_alternative<Gemm>(op.args) || std::holds_alternative<GemmGelu>(op.args) ||
+                             std::holds_alternative<GemmGeluBackward>(op.args) || std::holds_alternative<BatchedGemm>(op.args);
+        if (product) RETURN_IF_ERROR(RunOpOnGpu(op, arenas_->addresses, context));
       }
     }
     RETURN_IF_ERROR(Synchronize());
@@ -394,7 +406,7 @@ class FusedGpuStep : public Step {
   const Plan& plan() const { return arenas_->plan; }
   template <typename V>
   V* Get(TensorId id) const { return arenas_->addresses.Get<V>(id); }
-  GpuContext Context() const { return {gemm_.get(), stream_, 0, spec_.step().tf32(), &communicator_, false, epilogues_}; }
+  GpuContext Context() const { return {gemm_.get(), stream_, 0, spec_.step().tf32(), &communicator_, false, epilogues_, overlap_}; }
   // What NCCL says of the others, with the place; then nothing of it is left under way that this process would wait for.
   absl::Status CheckPeers() {
     absl::Status status = communicator_.CheckAsync();
@@ -478,7 +490,8 @@ class FusedGpuStep : public Step {
     RETURN_IF_ERROR(status);
     RETURN_IF_ERROR(CudaStatus(ended, "recording the step"));
     cudaGraphExec_t exec = nullptr;
-    const cudaError_t made = cudaGraphInstantiate(&exec, graph, 0);
+    // Without the flag every node has the priority of the stream that the graph is launched into, whatever its own was.
+    const cudaError_t made = cudaGraphInstantiate(&exec, graph, priorities_ ? cudaGraphInstantiateFlagUseNodePriority : 0);
     cudaGraphDestroy(graph);
     RETURN_IF_ERROR(CudaStatus(made, "making a graph of the step"));
     return Graph(exec);
@@ -567,7 +580,7 @@ class FusedGpuStep : public Step {
   }
 
   const v1::JobSpec spec_;
-  const bool options_beside_, epilogues_;
+  const bool options_beside_, epilogues_, overlap_, priorities_;
   const ParameterTable table_;
   Communicator& communicator_;
   cudaStream_t stream_ = nullptr, beside_ = nullptr, reductions_ = nullptr, copy_ = nullptr, saving_ = nullptr;

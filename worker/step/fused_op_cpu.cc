@@ -192,18 +192,21 @@ class CpuOps {
     ref::AverageWeights(*at_.Get<StepRecord>(o.record), o.decay, Real(o.master), Real(o.moments), o.size);
   }
   void operator()(const MuonMomentum& o) const {
-    ref::MuonMomentum(*at_.Get<StepRecord>(o.record), {o.count, o.rows, o.cols}, o.first, o.own, o.momentum, o.clip_norm, o.nesterov, Real(o.gradients),
-                      Real(o.moments), Ids(o.places), Narrow(o.x), at_.Get<double>(o.scratch));
+    ref::MuonMomentum(*at_.Get<StepRecord>(o.record), {o.count, o.rows, o.cols}, o.first, o.own, o.momentum, o.clip_norm, o.nesterov,
+                      Flat<S>(Arena::kGradients), Flat<S>(Arena::kMoments), Ids(o.places), Narrow(o.x), at_.Get<double>(o.scratch));
   }
   void operator()(const BatchedGemm& o) const {
     ref::BatchedGemm<T, S>(Narrow(o.a), Narrow(o.b), Narrow(o.c), Narrow(o.d), o.count, o.m, o.n, o.k, o.trans_b, o.alpha, o.beta);
   }
   void operator()(const MuonUpdate& o) const {
     ref::MuonUpdate(Scalars(o.scalars), *at_.Get<StepRecord>(o.record), {o.count, o.rows, o.cols}, o.weight_decay, Narrow(o.x), Ids(o.places),
-                    at_.Get<float>(o.scale), Real(o.master), Narrow(o.compute));
+                    at_.Get<float>(o.scale), Flat<S>(Arena::kMaster), Flat<T>(Arena::kCompute));
   }
 
  private:
+  // A whole arena of parameters, of which the operation declares some; nullptr: there is none.
+  template <typename V>
+  V* Flat(Arena arena) const { return reinterpret_cast<V*>(at_.arena[int(arena)]); }
   S* Real(TensorId id) const { return at_.Get<S>(id); }
   T* Narrow(TensorId id) const { return at_.Get<T>(id); }
   uint8_t* Bytes(TensorId id) const { return at_.Get<uint8_t>(id); }

@@ -3,8 +3,10 @@
 #include <type_traits>
 
 #include "absl/strings/str_cat.h"
+#include "base/plan/products.h"
 #include "base/status.h"
 #include "worker/kernels/attention.h"
+#include "worker/kernels/card.h"
 #include "worker/kernels/gemm_gelu.h"
 #include "worker/kernels/kernels.h"
 
@@ -20,11 +22,9 @@ class GpuOps {
       : at_(addresses), plan_(*addresses.plan), g_(plan_.geometry), context_(context), stream_(context.stream) {}
 
   absl::Status operator()(const Gemm& o) const {
-    const bool wide = kNarrow && IsReal(o.c);
-    k::GemmShape shape{o.m, o.n, o.k, o.trans_a, o.trans_b, o.accumulate, o.bias != kNone, kBf16, wide, !kNarrow && context_.tf32};
-    shape.f16 = kNarrow && !kBf16;
+    const GemmShape shape = ShapeOf(o, plan_, context_.tf32);
     const void* bias = at_.At(o.bias);
-    if (bias != nullptr && kNarrow && !wide) bias = Compute(o.bias);
+    if (bias != nullptr && kNarrow && !shape.wide_out) bias = Compute(o.bias);
     if (context_.tune) return context_.gemm->Tune(shape, at_.At(o.a), at_.At(o.b), at_.At(o.c), bias, stream_);
     return context_.gemm->Run(shape, at_.At(o.a), at_.At(o.b), at_.At(o.c), bias, stream_, context_.lane);
   }
@@ -34,7 +34,7 @@ class GpuOps {
       const k::GemmGeluForward product{o.m, o.n, o.k, at_.At(o.a), at_.At(o.b), Real(o.bias), at_.At(o.h), at_.At(o.g)};
       return context_.tune ? absl::OkStatus() : CudaStatus(k::RunGemmGelu(product, stream_), "a product with GELU");
     }
-    RETURN_IF_ERROR((*this)(Gemm{o.a, o.b, o.h, o.bias, o.m, o.n, o.k, false, true, false}));
+    RETURN_IF_ERROR((*this)(ProductOf(o)));
     return context_.tune ? absl::OkStatus() : CudaStatus(k::Gelu(Narrow(o.h), Narrow(o.g), o.m * o.n, stream_), "a kernel's launch");
   }
   absl::Status operator()(const GemmGeluBackward& o) const {
@@ -42,13 +42,13 @@ class GpuOps {
       const k::GemmGeluBackward product{o.m, o.n, o.k, at_.At(o.a), at_.At(o.b), at_.At(o.h), at_.At(o.dh), at_.At(o.g), Real(o.dh_parts)};
       return context_.tune ? absl::OkStatus() : CudaStatus(k::RunGemmGeluBackward(product, stream_), "a product with GELU's backward");
     }
-    RETURN_IF_ERROR((*this)(Gemm{o.a, o.b, o.dh, kNone, o.m, o.n, o.k, false, false, false}));
+    RETURN_IF_ERROR((*this)(ProductOf(o)));
     if (context_.tune) return absl::OkStatus();
     return CudaStatus(k::GeluBackward(Narrow(o.h), Narrow(o.dh), Narrow(o.dh), Narrow(o.g), Real(o.dh_parts), o.m, int(o.n), int(o.num_parts), stream_), "a kernel's launch");
   }
   absl::Status operator()(const BatchedGemm& o) const {
-    const k::GemmShape shape{o.m, o.n, o.k, false, o.trans_b, false, false, kBf16, false, !kNarrow && context_.tf32,
-                             o.count, float(o.alpha), float(o.beta), kNarrow && !kBf16};
+    const GemmShape shape = ShapeOf(o, plan_, context_.tf32);
+    if (context_.tune) return context_.gemm->Tune(shape, at_.At(o.a), at_.At(o.b), at_.At(o.d), nullptr, stream_);
     return context_.gemm->Run(shape, at_.At(o.a), at_.At(o.b), at_.At(o.d), nullptr, stream_, context_.lane, at_.At(o.c));
   }
   absl::Status operator()(const ReduceBucket& o) const { return Announce(o, [&] { return o.own == kNone ? Reduce(o) : Scatter(o); }); }
@@ -287,12 +287,16 @@ class GpuOps {
   }
   cudaError_t Launch(const MuonMomentum& o) const {
     return k::MuonMomentum(at_.Get<StepRecord>(o.record), {int(o.count), int(o.rows), int(o.cols)}, int(o.first), int(o.own), o.momentum, o.clip_norm, o.nesterov,
-                           Real(o.gradients), Real(o.moments), Ids(o.places), Narrow(o.x), Doubles(o.scratch), stream_);
+                           Flat<float>(Arena::kGradients), Flat<float>(Arena::kMoments), Ids(o.places), Narrow(o.x), Doubles(o.scratch), stream_);
   }
   cudaError_t Launch(const MuonUpdate& o) const {
     return k::MuonUpdate(Scalars(o.scalars), at_.Get<StepRecord>(o.record), {int(o.count), int(o.rows), int(o.cols)}, o.weight_decay,
-                         Narrow(o.x), Ids(o.places), Real(o.scale), Real(o.master), Narrow(o.compute), stream_);
+                         Narrow(o.x), Ids(o.places), Real(o.scale), Flat<float>(Arena::kMaster), Flat<T>(Arena::kCompute), stream_);
   }
+
+  // A whole arena of parameters, of which the operation declares some; nullptr: there is none.
+  template <typename V>
+  V* Flat(Arena arena) const { return reinterpret_cast<V*>(at_.arena[int(arena)]); }
 
   // The copy in T of a master parameter.
   const void* Compute(TensorId master) const {
@@ -317,6 +321,7 @@ class GpuOps {
 }  // namespace
 
 absl::Status RunOpOnGpu(const Op& op, const Addresses& addresses, const GpuContext& context) {
+  k::OverlapLaunches(context.overlap);
   const ComputeType compute = addresses.plan->options.compute;
   const absl::Status status = compute == ComputeType::kBF16  ? std::visit(GpuOps<__nv_bfloat16>(addresses, context), op.args)
                               : compute == ComputeType::kF16 ? std::visit(GpuOps<__half>(addresses, context), op.args)

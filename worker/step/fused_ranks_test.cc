@@ -1,4 +1,5 @@
 // Ranks of the fused step over shared memory: what several ranks compute together is what one computes alone.
+#include <chrono>
 #include <cmath>
 #include <cstring>
 #include <random>
@@ -7,6 +8,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "gtest/gtest.h"
+#include "base/clock.h"
 #include "base/plan/random_jobs.h"
 #include "worker/comm/communicator.h"
 #include "worker/comm/forked_ranks.h"
@@ -146,7 +148,6 @@ TEST(FusedRanksTest, ARankWithoutSamplesReducesAllTheSame) {
   }
 }
 
-// Half the bits on the way: near, and still the same on every rank.
 // One rank has it, all hear of it, none changes.
 TEST(FusedRanksTest, ASampleThatIsNotFiniteIsHeardOfByAll) {
   RandomJobs jobs(353);
@@ -178,6 +179,33 @@ TEST(FusedRanksTest, ASampleThatIsNotFiniteIsHeardOfByAll) {
   EXPECT_EQ(together.Wait(2).output, "bad good ");
 }
 
+// A rank that comes late to an all-reduce costs the others time that they book as communication, and itself none.
+TEST(FusedRanksTest, WaitingForALateRankIsExposedCommunication) {
+  RandomJobs jobs(139);
+  v1::JobSpec job = jobs.Next();
+  job.mutable_step()->set_accumulation(1);
+  job.mutable_step()->set_batch_per_rank(1);
+  ForkedRanks together(2, {}, 1 << 20, [&](Communicator* communicator) {
+    const auto geometry = Geometry::From(job.model());
+    auto step = MakeFusedCpuStep({job, false, 1}, ParameterTable::For(*geometry), communicator);
+    if (!step.ok() || !(*step)->Initialize().ok()) return std::string("no step");
+    const std::vector<float> x = Sample(RowFormat::Plain(*geometry).rules.channels * RowFormat::Plain(*geometry).rules.samples, 0, communicator->rank());
+    const std::vector<int64_t> labels{0};
+    const std::vector<uint64_t> ids{uint64_t(communicator->rank())};
+    std::string told;
+    for (int s = 0; s < 3; ++s) {
+      if (communicator->rank() == 1 && s == 1) SleepFor(std::chrono::milliseconds(400));
+      const auto result = (*step)->RunAndTake(std::vector{MicroBatch{x.data(), labels.data(), ids.data(), 1, 1}}, 2, 1e-3, {});
+      if (!result.ok() || !result->times.has_value()) return std::string("no times");
+      absl::StrAppend(&told, result->times->communication_s > 0.3 ? "waits " : "goes ");
+    }
+    return told;
+  });
+  EXPECT_EQ(together.Wait(0).output, "goes waits goes ");
+  EXPECT_EQ(together.Wait(1).output, "goes goes goes ");
+}
+
+// Half the bits on the way: near, and still the same on every rank.
 TEST(FusedRanksTest, GradientsMayBeSummedInBfloat16) {
   RandomJobs jobs(131);
   for (int i = 0; i < 2; ++i) {

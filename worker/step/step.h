@@ -81,6 +81,8 @@ struct StepOptions {
   bool tune = false;         // fused on a GPU: time the candidates of every matrix product and keep the fastest
   bool beside = true;        // fused on a GPU: weight gradients on a second stream
   bool epilogues = true;     // fused on a GPU: GELU in the epilogue of products, where there is a kernel for it
+  bool overlap = false;      // fused on a GPU: kernels come onto the card while those before them in their stream end
+  bool priorities = true;    // fused on a GPU: weight gradients take what the chain of operations leaves of the card
   int64_t bucket_elements = 0;   // fused: PlanOptions::bucket_elements; 0: its default
   RowFormat rows;            // of the batches; nothing: fp32, as it is
 };

@@ -1,0 +1,86 @@
+#include "base/plan/products.h"
+
+#include <map>
+#include <set>
+#include <sstream>
+#include <utility>
+
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+#include "base/plan/committed_algorithms.h"
+
+namespace hierad {
+
+std::string GemmShape::Key() const {
+  return absl::StrCat(m, "x", n, "x", k, trans_a ? "-ta" : "", trans_b ? "-tb" : "", accumulate ? "-acc" : "", bias ? "-bias" : "",
+                      bf16 ? "-bf16" : f16 ? "-fp16" : tf32 ? "-tf32" : "-fp32", wide_out ? "-out32" : "",
+                      batch > 1 ? absl::StrCat("-batch", batch) : "", alpha != 1 || beta != 0 ? absl::StrCat("-alpha", alpha, "-beta", beta) : "");
+}
+
+GemmShape ShapeOf(const Gemm& o, const Plan& plan, bool tf32) {
+  const bool bf16 = plan.options.compute == ComputeType::kBF16, f16 = plan.options.compute == ComputeType::kF16;
+  GemmShape shape{o.m, o.n, o.k, o.trans_a, o.trans_b, o.accumulate, o.bias != kNone, bf16, (bf16 || f16) && plan.tensors[o.c].dtype == DType::kF32,
+                  !bf16 && !f16 && tf32};
+  shape.f16 = f16;
+  return shape;
+}
+
+GemmShape ShapeOf(const BatchedGemm& o, const Plan& plan, bool tf32) {
+  const bool bf16 = plan.options.compute == ComputeType::kBF16, f16 = plan.options.compute == ComputeType::kF16;
+  return {o.m, o.n, o.k, false, o.trans_b, false, false, bf16, false, !bf16 && !f16 && tf32, o.count, float(o.alpha), float(o.beta), f16};
+}
+
+Gemm ProductOf(const GemmGelu& o) { return {o.a, o.b, o.h, o.bias, o.m, o.n, o.k, false, true, false}; }
+Gemm ProductOf(const GemmGeluBackward& o) { return {o.a, o.b, o.dh, kNone, o.m, o.n, o.k, false, false, false}; }
+
+bool TakesGeluEpilogue(int capability, int64_t m, int64_t n, int64_t k) {
+  return capability == 90 && (n % 256 == 0 || n % 192 == 0) && k % 8 == 0 && m > 0 && m <= INT32_MAX && n <= INT32_MAX && k <= INT32_MAX;
+}
+
+std::string CommittedAlgorithms(std::string_view name) {
+  for (const CommittedTable& table : kCommittedAlgorithms) {
+    if (name == table.name) return table.text;
+  }
+  return "";
+}
+
+std::string NewestAlgorithmTable(std::string_view card) {
+  const std::string prefix = absl::StrCat("NVIDIA-", std::string(card), ".cublasLt-");
+  std::string newest;
+  for (const CommittedTable& table : kCommittedAlgorithms) {
+    if (absl::StartsWithIgnoreCase(table.name, prefix) && table.name > newest) newest = table.name;   // versions have as many digits
+  }
+  return newest;
+}
+
+std::vector<PlannedProduct> ProductsOf(const Plan& plan, std::string_view card, int capability, bool tf32, int64_t accumulation) {
+  std::set<std::string> known;
+  std::istringstream table(CommittedAlgorithms(NewestAlgorithmTable(card)));
+  for (std::string key, algorithm; table >> key >> algorithm;) known.insert(key);
+  const bool bf16 = plan.options.compute == ComputeType::kBF16;
+  std::map<std::pair<std::string, std::string>, PlannedProduct> products;
+  auto add = [&](const GemmShape& shape, bool epilogue, const Op& op, int64_t times) {
+    const std::string key = shape.Key();
+    const char* const by = epilogue ? "epilogue" : known.contains(key) ? "table" : "library";
+    PlannedProduct& p = products.try_emplace({key, by}, PlannedProduct{key, by, 0, 0}).first->second;
+    p.count += times, p.flops += double(times) * op.flops;
+  };
+  for (const auto& [ops, times] : {std::pair{&plan.forward_backward, accumulation}, {&plan.update, int64_t{1}}}) {
+    for (const Op& op : *ops) {
+      if (const auto* gemm = std::get_if<Gemm>(&op.args)) {
+        add(ShapeOf(*gemm, plan, tf32), false, op, times);
+      } else if (const auto* batched = std::get_if<BatchedGemm>(&op.args)) {
+        add(ShapeOf(*batched, plan, tf32), false, op, times);
+      } else if (const auto* forward = std::get_if<GemmGelu>(&op.args)) {
+        add(ShapeOf(ProductOf(*forward), plan, tf32), bf16 && TakesGeluEpilogue(capability, forward->m, forward->n, forward->k), op, times);
+      } else if (const auto* backward = std::get_if<GemmGeluBackward>(&op.args)) {
+        add(ShapeOf(ProductOf(*backward), plan, tf32), bf16 && TakesGeluEpilogue(capability, backward->m, backward->n, backward->k), op, times);
+      }
+    }
+  }
+  std::vector<PlannedProduct> list;
+  for (auto& [key, product] : products) list.push_back(std::move(product));
+  return list;
+}
+
+}  // namespace hierad
