@@ -14,6 +14,7 @@
 #include "absl/strings/str_cat.h"
 #include "gtest/gtest.h"
 #include "base/plan/random_jobs.h"
+#include "worker/kernels/reference/types.h"
 #include "worker/step/fused_testing.h"
 
 namespace hierad {

@@ -40,8 +40,8 @@ TEST(LossScaleTest, RuleIsGradScalers) {
   EXPECT_EQ(NextLossScale({kMostLossScale, 0}, true, 1).value, kMostLossScale);
 }
 
-struct Run {
-  explicit Run(const std::string& mode, double scale, int64_t growth_steps = 2000, const std::string& precision = "fp16") {
+struct Trial {
+  explicit Trial(const std::string& mode, double scale, int64_t growth_steps = 2000, const std::string& precision = "fp16") {
     at::set_num_threads(1);   // of tiny operations
     *spec.mutable_model() = SmallModel(1, "mae");
     v1::StepSpec* step_spec = spec.mutable_step();
@@ -107,7 +107,7 @@ INSTANTIATE_TEST_SUITE_P(Modes, LossScalingTest, testing::Values("eager", "optim
 // From far too large a scale: each overflow is left out and halves it, until one fits; what follows is the training of a run
 // that began with that one.
 TEST_P(LossScalingTest, OverflowsAreLeftOutAndHalveTheScale) {
-  Run run(GetParam(), kMostLossScale);
+  Trial run(GetParam(), kMostLossScale);
   int skips = 0;
   double fits = 0;
   const TrainState before = *run.step->Save();
@@ -125,7 +125,7 @@ TEST_P(LossScalingTest, OverflowsAreLeftOutAndHalveTheScale) {
   }
   ASSERT_GE(skips, 3);
   ASSERT_LT(skips, 32);
-  Run fitting(GetParam(), fits), too_large(GetParam(), 2 * fits);
+  Trial fitting(GetParam(), fits), too_large(GetParam(), 2 * fits);
   EXPECT_TRUE(too_large.Go(0).overflowed);
   EXPECT_FALSE(fitting.Go(0).skipped);
   EXPECT_FALSE(too_large.Go(0).overflowed);
@@ -140,7 +140,7 @@ TEST_P(LossScalingTest, OverflowsAreLeftOutAndHalveTheScale) {
 }
 
 TEST_P(LossScalingTest, TrainsAsFp32DoesWithinHalfPrecision) {
-  Run half(GetParam(), 4096), single(GetParam(), 0, 0, "fp32");
+  Trial half(GetParam(), 4096), single(GetParam(), 0, 0, "fp32");
   for (int i = 0; i < 5; ++i) {
     const StepResult a = half.Go(i), b = single.Go(i);
     EXPECT_FALSE(a.skipped);
@@ -156,12 +156,12 @@ TEST_P(LossScalingTest, TrainsAsFp32DoesWithinHalfPrecision) {
 }
 
 TEST_P(LossScalingTest, GoesOnBitForBitAcrossAChangeOfScale) {
-  Run straight(GetParam(), 1 << 10, 3);
+  Trial straight(GetParam(), 1 << 10, 3);
   std::vector<double> scales;
   for (int i = 0; i < 8; ++i) scales.push_back(straight.Go(i).loss_scale);
   EXPECT_EQ(scales, (std::vector<double>{1024, 1024, 1024, 2048, 2048, 2048, 4096, 4096}));
   for (int cut : {2, 3, 5}) {
-    Run before(GetParam(), 1 << 10, 3), after(GetParam(), 4, 3);
+    Trial before(GetParam(), 1 << 10, 3), after(GetParam(), 4, 3);
     for (int i = 0; i < cut; ++i) before.Go(i);
     ASSERT_TRUE(after.step->Load(*before.step->Save()).ok());
     for (int i = cut; i < 8; ++i) EXPECT_EQ(after.Go(i).loss_scale, scales[size_t(i)]);
@@ -171,14 +171,14 @@ TEST_P(LossScalingTest, GoesOnBitForBitAcrossAChangeOfScale) {
 }
 
 TEST_P(LossScalingTest, AnotherModeTakesTheScaleOver) {
-  Run run(GetParam(), 1 << 10, 3);
+  Trial run(GetParam(), 1 << 10, 3);
   for (int i = 0; i < 4; ++i) run.Go(i);
-  Run other(GetParam() == "fused" ? "optimized" : "fused", 65536, 3);
+  Trial other(GetParam() == "fused" ? "optimized" : "fused", 65536, 3);
   ASSERT_TRUE(other.step->Load(*run.step->Save()).ok());
   EXPECT_EQ(other.Go(4).loss_scale, 2048);
   EXPECT_EQ(run.Go(4).loss_scale, 2048);
   EXPECT_LT(Distance(other.step->Save()->parameters, run.step->Save()->parameters), 5e-3);
-  Run single(GetParam(), 0, 0, "fp32"), fresh(GetParam(), 512, 3);
+  Trial single(GetParam(), 0, 0, "fp32"), fresh(GetParam(), 512, 3);
   ASSERT_TRUE(single.step->Load(*run.step->Save()).ok());
   EXPECT_FALSE(single.Go(5).skipped);
   ASSERT_TRUE(fresh.step->Load(*single.step->Save()).ok());
@@ -187,7 +187,7 @@ TEST_P(LossScalingTest, AnotherModeTakesTheScaleOver) {
 
 // A smaller scale does not help a loss that is not finite.
 TEST_P(LossScalingTest, ALossThatIsNotFiniteIsNoOverflow) {
-  Run run(GetParam(), 1024);
+  Trial run(GetParam(), 1024);
   const StepResult result = run.Go(0, std::numeric_limits<float>::infinity());
   EXPECT_TRUE(result.skipped);
   EXPECT_FALSE(result.overflowed);
