@@ -206,7 +206,9 @@ TEST(FusedGpuTest, OverflowsAreLeftOutAndHalveTheScaleOnTheDevice) {
       ASSERT_TRUE(result.ok()) << result.status();
       EXPECT_EQ(result->skipped, result->overflowed) << s;
       EXPECT_EQ(result->nan_in_row, 0);
-      if (first == 40) EXPECT_EQ(result->loss_scale, std::ldexp(4294967296.0, -s));
+      if (first == 40) {
+        EXPECT_EQ(result->loss_scale, std::ldexp(4294967296.0, -s));
+      }
       if (result->skipped) ++skips;
       if (!result->skipped && s < first) first = s, fits = result->loss_scale;
     }
