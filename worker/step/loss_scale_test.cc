@@ -145,7 +145,7 @@ TEST_P(LossScalingTest, TrainsAsFp32DoesWithinHalfPrecision) {
     const StepResult a = half.Go(i), b = single.Go(i);
     EXPECT_FALSE(a.skipped);
     EXPECT_NEAR(a.loss, b.loss, 2e-3 * b.loss);
-    EXPECT_NEAR(a.grad_norm, b.grad_norm, 1e-2 * b.grad_norm);
+    EXPECT_NEAR(a.grad_norm, b.grad_norm, (i == 0 ? 5e-3 : 3e-2) * b.grad_norm);   // the same weights, and what they became
     EXPECT_EQ(b.loss_scale, 0);
   }
   const TrainState a = *half.step->Save(), b = *single.step->Save();
