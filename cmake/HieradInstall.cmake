@@ -1,11 +1,17 @@
 # cmake --install: programs, the maker of certificates and the systemd units. Programs are copied as they are: hiera-worker goes
-# on using the LibTorch that it was built with, where that lies.
+# on using the LibTorch that it was built with, where that lies. (In a package it brings it: HieradPackage.cmake.)
 include(GNUInstallDirs)
 foreach(program hierad hierad-agent hierctl hiera-worker)
   if(TARGET ${program})
-    install(PROGRAMS $<TARGET_FILE:${program}> DESTINATION ${CMAKE_INSTALL_BINDIR})
+    set(component hierad)
+    if(program STREQUAL "hiera-worker")
+      set(component hiera-worker)
+    endif()
+    install(PROGRAMS $<TARGET_FILE:${program}> DESTINATION ${CMAKE_INSTALL_BINDIR} COMPONENT ${component})
   endif()
 endforeach()
-install(PROGRAMS ${PROJECT_SOURCE_DIR}/deploy/certs DESTINATION ${CMAKE_INSTALL_BINDIR} RENAME hierad-certs)
-install(FILES ${PROJECT_SOURCE_DIR}/deploy/systemd/hierad.service ${PROJECT_SOURCE_DIR}/deploy/systemd/hierad-agent.service
-  DESTINATION lib/systemd/system)
+install(PROGRAMS ${PROJECT_SOURCE_DIR}/deploy/certs DESTINATION ${CMAKE_INSTALL_BINDIR} RENAME hierad-certs COMPONENT hierad)
+install(DIRECTORY ${PROJECT_SOURCE_DIR}/deploy/systemd/ DESTINATION lib/systemd/system COMPONENT hierad)
+if(HIERAD_WORKER AND HIERAD_LIBTORCH)
+  include(HieradPackage)   # cpack
+endif()

@@ -6,6 +6,7 @@
 #include "base/job_validate.h"
 #include "base/limits.h"
 #include "server/coordinator.h"
+#include "server/health.h"
 
 namespace hierad {
 namespace {
@@ -175,6 +176,9 @@ std::vector<std::string> Coordinator::AlertsOf(const LiveJob& job) const {
   };
   share(totals.data_wait_s(), 0.10, "waits for input: data.workers, or a faster disk");
   share(totals.communication_s(), 0.05, "waits for the all-reduce");
+  std::vector<v1::RankTotals> all;
+  for (const RankLive& live : job.ranks) all.push_back(live.totals);
+  if (const std::string late = LateRank(all); !late.empty()) alerts.push_back(late);
   const int64_t since = SavedSince(row);
   const double interval = static_cast<double>(row.spec.checkpoint().every_steps()) * totals.step_s() / static_cast<double>(totals.step_count());
   if (row.state == v1::RUNNING && seconds_since(since) > std::max(60.0, 2 * interval)) {

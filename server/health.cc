@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <numeric>
+#include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
@@ -13,6 +14,7 @@ using std::chrono::nanoseconds;
 
 constexpr double kDataShare = 0.3;        // of the step's time; more is worth telling
 constexpr double kSlower = 1.5;           // than before
+constexpr double kLateShare = 0.05;       // of a step, that all others wait for one rank
 constexpr size_t kStepsToCompare = 16;
 constexpr nanoseconds kStillTold = std::chrono::seconds(10);
 
@@ -123,6 +125,19 @@ std::string SlowNote(const std::vector<RankSign>& ranks, nanoseconds still, nano
                            step_s, step_s / before, before);
   }
   return "";
+}
+
+std::string LateRank(const std::vector<v1::RankTotals>& totals) {
+  if (totals.size() < 2) return "";
+  std::vector<std::pair<double, size_t>> waits;   // share of a step, rank
+  for (size_t r = 0; r < totals.size(); ++r) {
+    if (totals[r].step_count() == 0 || totals[r].step_s() <= 0) return "";
+    waits.emplace_back(totals[r].communication_s() / totals[r].step_s(), r);
+  }
+  std::nth_element(waits.begin(), waits.begin() + 1, waits.end());   // the two that wait least
+  if (waits[1].first - waits[0].first <= kLateShare) return "";
+  return absl::StrFormat("rank %d comes late to all-reduces: the others wait at least %.0f%% of a step for it", waits[0].second,
+                         100 * (waits[1].first - waits[0].first));
 }
 
 }  // namespace hierad

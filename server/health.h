@@ -52,4 +52,8 @@ std::optional<Hang> FindHang(const std::vector<RankSign>& ranks, std::chrono::na
 std::string SlowNote(const std::vector<RankSign>& ranks, std::chrono::nanoseconds still, std::chrono::nanoseconds limit,
                      const std::deque<double>& recent, const std::deque<double>& data_wait, const std::deque<double>& earlier);
 
+// A rank that is alive and slow: it waits in all-reduces for nobody, and every other one waits for it, in a sentence that names it;
+// empty: there is none. By rank, what each has done in this attempt.
+std::string LateRank(const std::vector<v1::RankTotals>& totals);
+
 }  // namespace hierad

@@ -104,5 +104,18 @@ TEST(Health, NotesSayWhySlow) {
   EXPECT_THAT(SlowNote({}, seconds(12), seconds(30), steps, few, steps), IsEmpty());
 }
 
+TEST(Health, ASlowRankIsTheOneThatTheOthersWaitFor) {
+  std::vector<v1::RankTotals> totals(4);
+  for (v1::RankTotals& t : totals) t.set_step_count(100), t.set_step_s(50), t.set_communication_s(20);
+  EXPECT_THAT(LateRank(totals), IsEmpty()) << "all wait as long: the network";
+  totals[2].set_communication_s(1);
+  EXPECT_THAT(LateRank(totals), AllOf(HasSubstr("rank 2 comes late"), HasSubstr("38%")));
+  totals[3].set_communication_s(2);
+  EXPECT_THAT(LateRank(totals), IsEmpty()) << "no one rank";
+  totals[0].set_step_s(0);
+  EXPECT_THAT(LateRank(totals), IsEmpty());
+  EXPECT_THAT(LateRank({totals[1]}), IsEmpty());
+}
+
 }  // namespace
 }  // namespace hierad

@@ -210,6 +210,10 @@ TEST_F(SessionTest, ViewShowsRanksRateAndTimeLeft) {
   const uint64_t id = Submit("k", spec);
   auto workers = Train(node, id, 1, 2, 40);
   workers[0]->report.set_samples_per_s(20);
+  for (int r : {0, 1}) {   // rank 0 waits for the other
+    v1::RankTotals* totals = workers[r]->report.mutable_totals();
+    totals->set_step_count(40), totals->set_step_s(20), totals->set_communication_s(r == 0 ? 6 : 1);
+  }
   workers[0]->Report();
   workers[1]->report.set_waiting_in("all_reduce of bucket 3");
   workers[1]->report.mutable_data()->set_skipped_samples(3);
@@ -223,6 +227,7 @@ TEST_F(SessionTest, ViewShowsRanksRateAndTimeLeft) {
   EXPECT_EQ(job.ranks(1).waiting_in(), "all_reduce of bucket 3");
   EXPECT_EQ(job.ranks(1).data().slowest(), "/data/x.jpg");
   EXPECT_THAT(job.alerts(), testing::Contains("3 samples could not be read and left out; rank-N.log names them"));
+  EXPECT_THAT(job.alerts(), testing::Contains("rank 1 comes late to all-reduces: the others wait at least 25% of a step for it"));
   EXPECT_EQ(job.ranks(1).phase(), v1::PHASE_TRAINING);
   EXPECT_EQ(job.ranks(1).node(), "n");
   EXPECT_GT(job.ranks(1).pid(), 0);

@@ -39,7 +39,7 @@ TEST(PlanReportTest, JsonHasTheDocumentedKeys) {
   for (const char* key : {"step_mode", "exact", "precision", "batch_per_rank", "ranks", "accumulation", "parameters", "arena_bytes",
                           "peak_device_bytes", "workspace_bytes", "context_bytes", "total_device_bytes", "flops_per_step", "bytes_per_step", "kernels_per_step", "parts", "communication_bytes", "update_communication_bytes",
                           "buckets", "communication_floor_ms", "card", "floor_ms", "memory_gib", "largest_batch", "predicted_step_ms", "steps_per_epoch",
-                          "epoch_floor_s", "predicted_epoch_s"}) {
+                          "epoch_floor_s", "predicted_epoch_s", "products", "algorithm_table"}) {
     EXPECT_TRUE(json.contains(key)) << key;
   }
   int64_t bytes = 0;

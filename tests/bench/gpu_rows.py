@@ -159,6 +159,7 @@ def main(bench, python, arguments):
     show = print_scaling if options.world else print_table
     for row_name in rows:
         base = dict(ROWS[row_name], **{k: v for k, v in (("steps", options.steps), ("batch", options.batch)) if v})
+        base["warmup"] = min(base["warmup"], base["steps"])
         again = "again" in base or "again_decoder" in base
         for name, spec, contender in ((n, s, c) for n, s in scaled(row_name, base, options) for c in contenders if c.startswith("fused") or not again):
             what = dict(key, row=name, contender=contender, **spec)

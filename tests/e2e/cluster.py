@@ -170,7 +170,7 @@ class Cluster:
             self.hierad = subprocess.Popen(self.command(), stdout=log, stderr=log, stdin=subprocess.DEVNULL,
                                            env={**os.environ, **self.environment})
         wait_for(lambda: self.ctl("version").returncode == 0 or self.hierad.poll() is not None,
-                 lambda: "hierad answers\n" + read_text(self.log), 30)
+                 lambda: "hierad answers\n" + read_text(self.log), 90)
         if self.hierad.poll() is not None:
             raise AssertionError("hierad ended at its start:\n" + read_text(self.log))
 

@@ -27,7 +27,7 @@ class InstallTest(unittest.TestCase):
 
     def test_units_are_what_systemd_accepts(self):
         units = sorted((self.root / "usr/lib/systemd/system").iterdir())
-        self.assertEqual([unit.name for unit in units], ["hierad-agent.service", "hierad.service"])
+        self.assertEqual([unit.name for unit in units], ["hierad-agent.service", "hierad-gpus.service", "hierad.service"])
         if shutil.which("systemd-analyze") is None:
             sys.stderr.write("not run here, for want of systemd: systemd-analyze verify\n")
             return

@@ -24,6 +24,7 @@ struct Trial {
 
 struct Way {
   bool gpu = true, beside = true, prefetch = false, overlap = false;
+  bool nudge = false;   // inputs off by a rounding: what a result changes by then is what it may differ by
 };
 
 // Some steps of a job on random batches, the last rows of some batches missing.
@@ -51,7 +52,7 @@ Trial Train(const v1::JobSpec& job, int steps, const Way& way) {
   std::vector<MicroBatch> batches;
   for (int64_t i = 0; i < count; ++i) {
     const int64_t real = i % 3 == 1 ? std::max<int64_t>(1, batch - 1) : batch;
-    for (float& v : x[i]) v = float(double(random()) / 2147483648.0 - 1);
+    for (float& v : x[i]) v = float(double(random()) / 2147483648.0 - 1) * (way.nudge ? 1 + 0x1p-23f : 1.f);
     for (int64_t b = 0; b < batch; ++b) ids[i][b] = random() % 1000, labels[i][b] = int64_t(random() % job.model().num_classes());
     batches.push_back({x[i].data(), labels[i].data(), ids[i].data(), int32_t(real), uint32_t(i / 4)});
   }
@@ -148,11 +149,12 @@ TEST(FusedGpuTest, EqualsTheCpuInSinglePrecision) {
     v1::JobSpec job = Fused(jobs.Next(), "fp32");
     job.mutable_optimizer()->set_name(i % 4 == 3 ? "muon" : "adamw");
     SCOPED_TRACE(absl::StrCat("job ", i, " (", job.optimizer().name(), "): ", job.model().ShortDebugString()));
-    const Trial cpu = Train(job, 5, {.gpu = false}), gpu = Train(job, 5, {.prefetch = i % 2 == 1});
+    // Training amplifies roundings, in some narrow models a thousandfold in four steps: by how much, a nudge on the CPU tells.
+    const Trial cpu = Train(job, 5, {.gpu = false}), nudged = Train(job, 5, {.gpu = false, .nudge = true}), gpu = Train(job, 5, {.prefetch = i % 2 == 1});
     ASSERT_EQ(gpu.losses.size(), cpu.losses.size());
     for (size_t s = 0; s < cpu.losses.size(); ++s) {
-      EXPECT_NEAR(gpu.losses[s], cpu.losses[s], 1e-4 * std::abs(cpu.losses[s])) << "step " << s;
-      EXPECT_NEAR(gpu.norms[s], cpu.norms[s], 1e-3 * cpu.norms[s]) << "step " << s;
+      EXPECT_NEAR(gpu.losses[s], cpu.losses[s], 1e-4 * std::abs(cpu.losses[s]) + 4 * std::abs(nudged.losses[s] - cpu.losses[s])) << "step " << s;
+      EXPECT_NEAR(gpu.norms[s], cpu.norms[s], 1e-3 * cpu.norms[s] + 4 * std::abs(nudged.norms[s] - cpu.norms[s])) << "step " << s;
     }
     EXPECT_NEAR(gpu.eval, cpu.eval, 1e-4 * std::abs(cpu.eval));
     EXPECT_LT(Distance(cpu.features, gpu.features), 1e-3);

@@ -124,6 +124,11 @@ void Profile(const v1::JobSpec& job) {
 }  // namespace hierad
 
 int main(int argc, char** argv) {
+  for (int i = 1; i < argc; ++i) {
+    if (std::atoi(argv[i]) > 0) continue;
+    std::fprintf(stderr, "usage: step_profile [BATCH [INPUT_SIZE...]]\n");
+    return 1;
+  }
   hierad::v1::JobSpec job;
   job.mutable_data()->set_source("synthetic");
   job.mutable_model()->set_in_chans(8);

@@ -66,12 +66,19 @@ GemmLibrary::~GemmLibrary() {
 
 namespace {
 
+// Of every operand, in bytes; those of a batch lie behind one another.
+uint32_t AlignmentOf(const GemmShape& s) {
+  if (s.batch == 1) return 16;
+  const int64_t strides = (s.k * s.n | s.m * s.k | s.m * s.n) * (s.bf16 ? 2 : 4);
+  return uint32_t(std::min<int64_t>(16, strides & -strides));
+}
+
 // Up to `most` algorithms, the library's favourite first.
 std::vector<cublasLtMatmulHeuristicResult_t> Candidates(cublasLtHandle_t handle, cublasLtMatmulDesc_t desc, cublasLtMatrixLayout_t a,
-                                                        cublasLtMatrixLayout_t b, cublasLtMatrixLayout_t c, uint64_t workspace, int most) {
+                                                        cublasLtMatrixLayout_t b, cublasLtMatrixLayout_t c, uint32_t alignment, uint64_t workspace,
+                                                        int most) {
   cublasLtMatmulPreference_t preference;
   if (cublasLtMatmulPreferenceCreate(&preference) != CUBLAS_STATUS_SUCCESS) return {};
-  const uint32_t alignment = 16;
   cublasLtMatmulPreferenceSetAttribute(preference, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, &workspace, sizeof workspace);
   for (auto which : {CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES,
                      CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES}) {
@@ -128,7 +135,7 @@ absl::StatusOr<GemmLibrary::Prepared*> GemmLibrary::Prepare(const GemmShape& s) 
     }
   }
   if (!table_.contains(s.Key())) {
-    const auto results = Candidates(static_cast<cublasLtHandle_t>(handle_), p->desc, p->a, p->b, p->c, workspace_bytes_, 1);
+    const auto results = Candidates(static_cast<cublasLtHandle_t>(handle_), p->desc, p->a, p->b, p->c, AlignmentOf(s), workspace_bytes_, 1);
     if (results.empty()) return Failed("finding an algorithm", s, CUBLAS_STATUS_NOT_SUPPORTED);
     p->algo = results[0].algo;
   }
@@ -154,7 +161,7 @@ absl::Status GemmLibrary::Run(const GemmShape& shape, const void* a, const void*
 absl::Status GemmLibrary::Tune(const GemmShape& shape, const void* a, const void* b, void* c, const void* bias, cudaStream_t stream) {
   if (table_.contains(shape.Key())) return absl::OkStatus();
   ASSIGN_OR_RETURN(Prepared * p, Prepare(shape));
-  const auto results = Candidates(static_cast<cublasLtHandle_t>(handle_), p->desc, p->a, p->b, p->c, workspace_bytes_, kCandidates);
+  const auto results = Candidates(static_cast<cublasLtHandle_t>(handle_), p->desc, p->a, p->b, p->c, AlignmentOf(shape), workspace_bytes_, kCandidates);
   cudaEvent_t start, stop;
   cudaEventCreate(&start), cudaEventCreate(&stop);
   float best = 1e30f;

@@ -89,53 +89,66 @@ __global__ void ForwardAny(const float* x, const float* gamma, const float* beta
 
 __device__ inline void Add4(float4& a, float4 b) { a.x += b.x, a.y += b.y, a.z += b.z, a.w += b.w; }
 
-// Block p takes the rows of part p, its warps in turn; a lane keeps the sums of its columns.
+// Block p takes the rows of part p, its warps in turn; a lane keeps the sums of its columns. Of narrow rows a warp has several
+// under way at once: one alone does not keep the memory busy.
 template <typename T, int kVectors>
 __global__ void __launch_bounds__(kWarps * 32, kVectors <= 4 ? 2 : 1) Backward(LayerNormGradient<T> a) {
   BeginKernel();
+  constexpr int kRows = kVectors == 1 ? 4 : kVectors == 2 ? 2 : 1;
   extern __shared__ float sums[];   // [warps][3][cols]
   const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5, cols = a.cols;
   const int64_t chunk = (a.rows + gridDim.x - 1) / gridDim.x, first = blockIdx.x * chunk, end = min(first + chunk, a.rows);
   float4 dgamma[kVectors], dbeta[kVectors], total[kVectors];
 #pragma unroll
   for (int k = 0; k < kVectors; ++k) dgamma[k] = dbeta[k] = total[k] = make_float4(0, 0, 0, 0);
-  for (int64_t row = first + warp; row < end; row += kWarps) {
-    const float m = a.mean[row], r = a.rstd[row];
-    float4 d[kVectors], n[kVectors], before[kVectors];
+  for (int64_t row0 = first + warp; row0 < end; row0 += kWarps * kRows) {
+    float4 d[kRows][kVectors], n[kRows][kVectors], before[kRows][kVectors];
+    float m[kRows], r[kRows];
 #pragma unroll
-    for (int k = 0; k < kVectors; ++k) {   // all loads before the first use
-      const int c = (k * 32 + lane) * 4;
-      d[k] = n[k] = before[k] = make_float4(0, 0, 0, 0);
-      if (c >= cols) continue;
-      d[k] = Load4(a.dy + row * cols + c);
-      n[k] = Load4(a.x + row * cols + c);
-      if (a.dx_in != nullptr) before[k] = Load4(a.dx_in + row * cols + c);
+    for (int j = 0; j < kRows; ++j) {
+      const int64_t row = row0 + j * kWarps;
+      const bool there = row < end;
+      m[j] = there ? a.mean[row] : 0, r[j] = there ? a.rstd[row] : 0;
+#pragma unroll
+      for (int k = 0; k < kVectors; ++k) {   // all loads before the first use
+        const int c = (k * 32 + lane) * 4;
+        d[j][k] = n[j][k] = before[j][k] = make_float4(0, 0, 0, 0);
+        if (c >= cols || !there) continue;
+        d[j][k] = Load4(a.dy + row * cols + c);
+        n[j][k] = Load4(a.x + row * cols + c);
+        if (a.dx_in != nullptr) before[j][k] = Load4(a.dx_in + row * cols + c);
+      }
     }
-    float sum = 0, dot = 0;
 #pragma unroll
-    for (int k = 0; k < kVectors; ++k) {
-      const int c = (k * 32 + lane) * 4;
-      if (c >= cols) continue;
-      n[k] = make_float4((n[k].x - m) * r, (n[k].y - m) * r, (n[k].z - m) * r, (n[k].w - m) * r);
-      Add4(dgamma[k], make_float4(d[k].x * n[k].x, d[k].y * n[k].y, d[k].z * n[k].z, d[k].w * n[k].w));
-      Add4(dbeta[k], d[k]);
-      const float4 g = Load4(a.gamma + c);
-      d[k] = make_float4(d[k].x * g.x, d[k].y * g.y, d[k].z * g.z, d[k].w * g.w);
-      sum += (d[k].x + d[k].y) + (d[k].z + d[k].w);
-      dot += (d[k].x * n[k].x + d[k].y * n[k].y) + (d[k].z * n[k].z + d[k].w * n[k].w);
-    }
-    sum = WarpSum(sum) / float(cols);
-    dot = WarpSum(dot) / float(cols);
+    for (int j = 0; j < kRows; ++j) {
+      const int64_t row = row0 + j * kWarps;
+      if (row >= end) break;
+      float sum = 0, dot = 0;
 #pragma unroll
-    for (int k = 0; k < kVectors; ++k) {
-      const int c = (k * 32 + lane) * 4;
-      if (c >= cols) continue;
-      float4 out = make_float4((d[k].x - sum - n[k].x * dot) * r, (d[k].y - sum - n[k].y * dot) * r, (d[k].z - sum - n[k].z * dot) * r,
-                               (d[k].w - sum - n[k].w * dot) * r);
-      Add4(out, before[k]);
-      Store4(a.dx_out + row * cols + c, out);
-      if (a.dx_narrow != nullptr) Store4(a.dx_narrow + row * cols + c, out);
-      Add4(total[k], out);
+      for (int k = 0; k < kVectors; ++k) {
+        const int c = (k * 32 + lane) * 4;
+        if (c >= cols) continue;
+        n[j][k] = make_float4((n[j][k].x - m[j]) * r[j], (n[j][k].y - m[j]) * r[j], (n[j][k].z - m[j]) * r[j], (n[j][k].w - m[j]) * r[j]);
+        Add4(dgamma[k], make_float4(d[j][k].x * n[j][k].x, d[j][k].y * n[j][k].y, d[j][k].z * n[j][k].z, d[j][k].w * n[j][k].w));
+        Add4(dbeta[k], d[j][k]);
+        const float4 g = Load4(a.gamma + c);
+        d[j][k] = make_float4(d[j][k].x * g.x, d[j][k].y * g.y, d[j][k].z * g.z, d[j][k].w * g.w);
+        sum += (d[j][k].x + d[j][k].y) + (d[j][k].z + d[j][k].w);
+        dot += (d[j][k].x * n[j][k].x + d[j][k].y * n[j][k].y) + (d[j][k].z * n[j][k].z + d[j][k].w * n[j][k].w);
+      }
+      sum = WarpSum(sum) / float(cols);
+      dot = WarpSum(dot) / float(cols);
+#pragma unroll
+      for (int k = 0; k < kVectors; ++k) {
+        const int c = (k * 32 + lane) * 4;
+        if (c >= cols) continue;
+        float4 out = make_float4((d[j][k].x - sum - n[j][k].x * dot) * r[j], (d[j][k].y - sum - n[j][k].y * dot) * r[j], (d[j][k].z - sum - n[j][k].z * dot) * r[j],
+                                 (d[j][k].w - sum - n[j][k].w * dot) * r[j]);
+        Add4(out, before[j][k]);
+        Store4(a.dx_out + row * cols + c, out);
+        if (a.dx_narrow != nullptr) Store4(a.dx_narrow + row * cols + c, out);
+        Add4(total[k], out);
+      }
     }
   }
 #pragma unroll
