@@ -30,7 +30,7 @@ TEST(LossScaleTest, RuleIsGradScalers) {
     for (int i = 0; i < 400; ++i) {
       // As many halvings as doublings, so that neither end of the range is met.
       const bool finite = ours.value < 1024 || (ours.value < 1e9 && random() % uint32_t(growth_steps + 1) != 0);
-      at::_amp_update_scale_(scale, tracker, at::full({1}, finite ? 0.0f : 1.0f), kLossScaleGrowth, kLossScaleBackoff, growth_steps);
+      at::_amp_update_scale_(scale, tracker, at::full({1}, finite ? 0.0f : 1.0f), 2.0, 0.5, growth_steps);
       ours = NextLossScale(ours, finite, growth_steps);
       ASSERT_EQ(ours.value, scale.item<float>()) << i;
       ASSERT_EQ(ours.good_steps, tracker.item<int>()) << i;
