@@ -164,7 +164,7 @@ class Root:
     def job(self, name, steps):
         path = f"tmp/{name}.yaml"
         with open(self.at(path), "w") as file:
-            file.write(cluster.JOB.format(name=name, steps=steps, every=10, ranks=2, seed=1, keep=2, attempts=3, backoff=0.1, source="npy", data="/tmp/train.npy"))
+            file.write(cluster.JOB.format(name=name, steps=steps, every=10, ranks=2, seed=1, keep=2, attempts=3, backoff=0.1, source="npy", path="\n  path: /tmp/train.npy"))
         return json.loads(self("hierctl", "submit", "/" + path, "-o", "json", user="nobody"))["job"]["id"]
 
 

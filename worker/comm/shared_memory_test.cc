@@ -177,9 +177,14 @@ TEST(SharedMemory, NamesAFrozenPeerAndAPeerThatNeverCame) {
     return std::string(comm->Barrier().message());
   });
   EXPECT_THAT(processes.Wait(0).output, HasSubstr("has shown no sign of life for"));
-  ForkedRanks absent(2, options, 1, [](Communicator*) { return std::string(); });
-  kill(absent.pid(1), SIGKILL);
-  EXPECT_THAT(absent.Wait(0).output, ::testing::AnyOf(HasSubstr("rank 1 has not joined within 0.7 s"), HasSubstr("has exited")));
+  // Nothing is said where it came before it was killed: then once more.
+  std::string said;
+  for (int i = 0; i < 20 && said.empty(); ++i) {
+    ForkedRanks absent(2, options, 1, [](Communicator*) { return std::string(); });
+    kill(absent.pid(1), SIGKILL);
+    said = absent.Wait(0).output;
+  }
+  EXPECT_THAT(said, ::testing::AnyOf(HasSubstr("rank 1 has not joined within 0.7 s"), HasSubstr("has exited")));
 }
 
 TEST(SharedMemory, ToleratesABusyPeerUpToItsOwnLimit) {

@@ -17,6 +17,13 @@
 
 namespace hierad {
 
+// A sanitizer's own memory is beyond any limit of address space.
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+inline constexpr bool kSanitized = true;
+#else
+inline constexpr bool kSanitized = false;
+#endif
+
 // A folder of its own, removed at the end.
 class TestFolder {
  public:
