@@ -105,7 +105,7 @@ def draw_board(board, prometheus, job, start, end, path):
             by_job = [{s["metric"].get("job_id"): s for s in found} for found in columns]
             for line, job_id in enumerate(sorted(by_job[0], key=int)):
                 first = by_job[0][job_id]["metric"]
-                cells = [job_id, first["name"], first["state"], first["submitter"]]
+                cells = [job_id, first["name"], first["state"], first["submitter"], first["data"]]
                 cells += [f"{float(found[job_id]['value'][1]):.4g}" if job_id in found else "" for found in by_job[1:]]
                 for i, cell in enumerate(cells):
                     draw.text((box[0] + 10 + i * 140, box[1] + 28 + 17 * line), cell, font=FONT, fill="#ccd2da")
