@@ -33,6 +33,8 @@ constexpr std::pair<std::string_view, std::string_view> kOtherWords[] = {
     {"grad_clip", "optimizer.clip_norm"},   {"clip_grad", "optimizer.clip_norm"},
     {"max_grad_norm", "optimizer.clip_norm"}, {"amp", "step.precision"},
     {"dtype", "step.precision"},            {"bf16", "step.precision"},
+    {"fp16", "step.precision"},             {"init_scale", "step.loss_scale"},
+    {"growth_interval", "step.loss_scale_growth_steps"}, {"scale_window", "step.loss_scale_growth_steps"},
     {"mixed_precision", "step.precision"},  {"dataset", "data.source"},
     {"data_path", "data.path"},             {"data_dir", "data.path"},
     {"output_dir", "output.folder"},        {"out_dir", "output.folder"},

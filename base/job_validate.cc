@@ -237,8 +237,19 @@ class Validator {
       Problem("step.sdpa_backend", backend + " needs a GPU; resources.device is cpu; use auto or math");
     }
     CheckFusedOnly();
+    CheckLossScale();
     if (spec_.step().tf32() && spec_.resources().device() == "cpu") {
       Problem("step.tf32", "true needs a GPU; resources.device is cpu; set it to false");
+    }
+  }
+
+  void CheckLossScale() {
+    const v1::StepSpec& step = spec_.step();
+    if (step.precision() == "fp16") return;
+    const std::string only = " is for step.precision fp16; the precision is " + (step.precision().empty() ? std::string("fp32") : step.precision());
+    for (const char* path : {"step.loss_scale", "step.loss_scale_growth_steps"}) {
+      const JobKey* key = FindJobKey(path);
+      if (IsSet(spec_, *key) && ValueYaml(spec_, *key) != key->options->def()) Problem(path, ValueYaml(spec_, *key) + only);
     }
   }
 

@@ -130,6 +130,16 @@ TEST(JobValidate, GpuOnlyChoicesOnACpu) {
               ElementsAre(HasSubstr("step.sdpa_backend: "), HasSubstr("step.tf32: ")));
 }
 
+TEST(JobValidate, LossScaleIsForHalfPrecision) {
+  const std::vector<std::string> keys = {"step.loss_scale=1024", "step.loss_scale_growth_steps=100"};
+  std::vector<std::string> half = keys;
+  half.push_back("step.precision=fp16");
+  EXPECT_THAT(Problems(half), ElementsAre());
+  EXPECT_THAT(Problems({"step.loss_scale=65536", "step.loss_scale_growth_steps=2000"}), ElementsAre()) << "the defaults change nothing";
+  EXPECT_THAT(Problems(keys), ElementsAre(HasSubstr("step.loss_scale: 1024.0 is for step.precision fp16; the precision is fp32"),
+                                          HasSubstr("step.loss_scale_growth_steps: 100 is for step.precision fp16")));
+}
+
 TEST(JobValidate, WhatOnlyFusedDoesNeedsFused) {
   const std::vector<std::string> keys = {"step.reduce_dtype=bf16", "step.checkpoint_stages=[1, 4]", "step.checkpoint_decoder=true",
                                          "step.shard_optimizer=true"};

@@ -172,7 +172,7 @@ TEST(JobYaml, RangesWordsAndLengths) {
   }
   EXPECT_THAT(Problems(With("step", "batch_per_rank: 0")), ElementsAre(HasSubstr("0 is not allowed; it must be in [1, 65536]")));
   EXPECT_THAT(Problems(With("step", "precision: bf61")),
-              ElementsAre("job.yaml:7: step.precision: \"bf61\" is not one of fp32, bf16; did you mean bf16?"));
+              ElementsAre("job.yaml:7: step.precision: \"bf61\" is not one of fp32, bf16, fp16; did you mean bf16?"));
   EXPECT_THAT(Problems(With("model", "input_size: [1, 2, 3, 4]")), ElementsAre(HasSubstr("4 elements were given")));
   EXPECT_THAT(Problems(With("model", "input_size: []")), ElementsAre(HasSubstr("the list is empty")));
   EXPECT_THAT(Problems(With("model", "stages: [1, 0]")), ElementsAre(HasSubstr("0 (element 2) is not allowed")));

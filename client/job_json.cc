@@ -92,7 +92,8 @@ Json JsonOf(const v1::StepMetrics& m) {
           {"step_s", JsonOf(m.step_s())}, {"data_wait_s", JsonOf(m.data_wait_s())},
           {"forward_s", JsonOf(m.forward_s())}, {"backward_s", JsonOf(m.backward_s())}, {"communication_s", JsonOf(m.communication_s())},
           {"optimizer_s", JsonOf(m.optimizer_s())}, {"skipped", m.skipped()},
-          {"time_ms", m.time_ms()}, {"eval_loss", m.has_eval_loss() ? JsonOf(m.eval_loss()) : Json(nullptr)}};
+          {"time_ms", m.time_ms()}, {"eval_loss", m.has_eval_loss() ? JsonOf(m.eval_loss()) : Json(nullptr)},
+          {"loss_scale", m.has_loss_scale() ? JsonOf(m.loss_scale()) : Json(nullptr)}};
 }
 
 Json JsonOf(const v1::AttemptView& a) {

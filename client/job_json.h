@@ -4,7 +4,7 @@
 //   job         id name state desired attempt reason message submitted_ms started_ms finished_ms step total_steps epoch
 //               samples_per_s eta_s last ranks run_folder submitter nan_steps first_step retry_at_ms best_eval_loss
 //               note attempts checkpoint_ms restarts (by reason) alerts spec
-//   last        step epoch loss grad_norm lr samples step_s data_wait_s forward_s backward_s communication_s optimizer_s skipped time_ms eval_loss   (a metric)
+//   last        step epoch loss grad_norm lr samples step_s data_wait_s forward_s backward_s communication_s optimizer_s skipped time_ms eval_loss loss_scale   (a metric)
 //   ranks[]     rank node slot_id phase step pid last_seen_ms waiting_in silent_s totals data (both: sums of this attempt)
 //   attempts[]  attempt started_ms ended_ms reason message step   (those that are over; of describe)
 //   spec        the job's keys, in sections, as in job.yaml

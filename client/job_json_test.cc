@@ -43,7 +43,7 @@ TEST(JobJson, TheKeysOfAJobAreStable) {
                           "run_folder", "submitter", "nan_steps", "first_step", "retry_at_ms", "best_eval_loss", "note",
                           "attempts", "checkpoint_ms", "restarts", "alerts", "spec"));
   EXPECT_THAT(Keys(json["last"]), ElementsAre("step", "epoch", "loss", "grad_norm", "lr", "samples", "step_s",
-                                              "data_wait_s", "forward_s", "backward_s", "communication_s", "optimizer_s", "skipped", "time_ms", "eval_loss"));
+                                              "data_wait_s", "forward_s", "backward_s", "communication_s", "optimizer_s", "skipped", "time_ms", "eval_loss", "loss_scale"));
   EXPECT_THAT(Keys(json["ranks"][0]),
               ElementsAre("rank", "node", "slot_id", "phase", "step", "pid", "last_seen_ms", "waiting_in", "silent_s", "totals", "data"));
   EXPECT_THAT(Keys(json["ranks"][0]["data"]), ElementsAre("wait_s", "bytes", "samples", "threads", "slowest", "slowest_s"));

@@ -136,6 +136,7 @@ void AddLast(Families* f, const v1::Job& job, const Labels& id, const std::optio
   f->Add(Metric::kJobLoss, id, last.loss());
   f->Add(Metric::kJobGradNorm, id, last.grad_norm());
   f->Add(Metric::kJobLearningRate, id, last.lr());
+  if (last.has_loss_scale()) f->Add(Metric::kJobLossScale, id, last.loss_scale());
   f->Add(Metric::kJobLastStepTime, id, Seconds(last.time_ms()));
   if (IsTerminal(job.state())) return;
   f->Add(Metric::kJobStepSeconds, id, last.step_s());

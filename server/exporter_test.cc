@@ -41,6 +41,7 @@ Overview OneJob(const std::string& name) {
   job.mutable_last()->set_loss(0.25);
   job.mutable_last()->set_grad_norm(1.5);
   job.mutable_last()->set_lr(1e-4);
+  job.mutable_last()->set_loss_scale(65536);
   job.set_samples_per_s(99.5);
   job.mutable_last()->set_step_s(0.5);
   job.mutable_last()->set_data_wait_s(0.125);
@@ -145,6 +146,7 @@ TEST_F(ExporterTest, ShowsAJob) {
   EXPECT_EQ(Value(samples, "hierad_job_loss"), 0.25);
   EXPECT_EQ(Value(samples, "hierad_job_grad_norm"), 1.5);
   EXPECT_EQ(Value(samples, "hierad_job_learning_rate"), 1e-4);
+  EXPECT_EQ(Value(samples, "hierad_job_loss_scale"), 65536);
   EXPECT_EQ(Value(samples, "hierad_job_samples_per_second"), 99.5);
   EXPECT_EQ(Value(samples, "hierad_job_attempts_total"), 2);
   EXPECT_EQ(Value(samples, "hierad_build_info"), 1);

@@ -20,12 +20,12 @@
 namespace hierad {
 namespace {
 
-// A block: head, then packed steps. A step is kWords words of 8 bytes and a byte of flags; a word is stored as its
+// A block: head, then packed steps. A step is kWords words of 8 bytes (the last only with kHasScale) and a byte of flags; a word is stored as its
 // difference (integers) or its XOR (doubles) with the step's before it in the block, without the zero bytes at both ends:
 // a byte that counts them, then what is left.
 constexpr uint32_t kMagic = 0x314D4248;   // "HBM1"
-constexpr int kIntegers = 3, kDoubles = 11, kWords = kIntegers + kDoubles;
-constexpr uint8_t kSkipped = 1, kHasEval = 2, kHasPhases = 4;
+constexpr int kIntegers = 3, kDoubles = 12, kWords = kIntegers + kDoubles;
+constexpr uint8_t kSkipped = 1, kHasEval = 2, kHasPhases = 4, kHasScale = 8;
 constexpr size_t kMostSteps = 1 << 16;
 constexpr size_t kTailBytes = 256 << 10;   // of a file, read first where only its newest steps are asked for
 
@@ -40,14 +40,17 @@ struct Words {
   uint8_t flags = 0;
 };
 
+int WordsIn(const Words& words) { return (words.flags & kHasScale) != 0 ? kWords : kWords - 1; }
+
 Words WordsOf(const v1::StepMetrics& m) {
   Words words;
   const int64_t integers[kIntegers] = {m.step(), m.samples(), m.time_ms()};
   const double doubles[kDoubles] = {m.epoch(), m.loss(), m.grad_norm(), m.lr(), m.step_s(), m.data_wait_s(), m.forward_s(),
-                                    m.backward_s(), m.communication_s(), m.optimizer_s(), m.eval_loss()};
+                                    m.backward_s(), m.communication_s(), m.optimizer_s(), m.eval_loss(), m.loss_scale()};
   for (int i = 0; i < kIntegers; ++i) words.w[i] = uint64_t(integers[i]);
   for (int i = 0; i < kDoubles; ++i) words.w[kIntegers + i] = std::bit_cast<uint64_t>(doubles[i]);
-  words.flags = uint8_t((m.skipped() ? kSkipped : 0) | (m.has_eval_loss() ? kHasEval : 0) | (m.has_forward_s() ? kHasPhases : 0));
+  words.flags = uint8_t((m.skipped() ? kSkipped : 0) | (m.has_eval_loss() ? kHasEval : 0) | (m.has_forward_s() ? kHasPhases : 0) |
+                        (m.has_loss_scale() ? kHasScale : 0));
   return words;
 }
 
@@ -71,6 +74,7 @@ v1::StepMetrics MetricsOf(const Words& words) {
   }
   m.set_skipped((words.flags & kSkipped) != 0);
   if ((words.flags & kHasEval) != 0) m.set_eval_loss(d(10));
+  if ((words.flags & kHasScale) != 0) m.set_loss_scale(d(11));
   return m;
 }
 
@@ -80,7 +84,7 @@ uint64_t Absolute(int i, uint64_t relative, uint64_t before) { return i < kInteg
 
 void Pack(const Words& words, const Words& before, std::string* out) {
   out->push_back(char(words.flags));
-  for (int i = 0; i < kWords; ++i) {
+  for (int i = 0; i < WordsIn(words); ++i) {
     uint64_t rest = Relative(i, words.w[i], before.w[i]);
     int low = 0, count = 0;
     if (rest != 0) {
@@ -101,7 +105,8 @@ bool Unpack(std::string_view* in, const Words& before, Words* words) {
     return true;
   };
   if (!take(&words->flags)) return false;
-  for (int i = 0; i < kWords; ++i) {
+  words->w[kWords - 1] = 0;
+  for (int i = 0; i < WordsIn(*words); ++i) {
     uint8_t form = 0, byte = 0;
     if (!take(&form)) return false;
     const int low = form >> 4, count = form & 15;

@@ -99,6 +99,7 @@ TEST_F(HistoryTest, KeepsEveryBit) {
       m.set_time_ms(int64_t(random()));
       m.set_skipped(random() % 2 != 0);
       if (random() % 3 == 0) m.set_eval_loss(any());
+      if (random() % 3 == 0) m.set_loss_scale(any());
       all.push_back(m);
     }
     ASSERT_TRUE(history_->Append(1, report).ok());

@@ -11,15 +11,14 @@ namespace hierad {
 namespace {
 
 std::optional<JobCost> CostOf(const v1::JobSpec& spec, const std::string& model) {
-  const bool bf16 = spec.step().precision() == "bf16";
-  const auto plan = Plan::Make(spec, {.compute = bf16 ? ComputeType::kBF16 : ComputeType::kF32});
+  const auto plan = Plan::Make(spec, {.compute = ComputeTypeOf(spec.step())});
   if (!plan.ok()) return std::nullopt;
   const Card* card = nullptr;
   for (const Card& known : Cards()) {
     if (absl::StrContains(absl::AsciiStrToLower(model), absl::AsciiStrToLower(known.name))) card = &known;
   }
   JobCost cost;
-  if (card != nullptr) cost.flops_per_s = bf16 ? card->bf16_flops : spec.step().tf32() ? card->tf32_flops : card->fp32_flops;
+  if (card != nullptr) cost.flops_per_s = PeakFlops(*card, spec.step());
   const auto add = [&](const std::vector<Op>& ops, double times) {
     for (const Op& op : ops) {
       cost.flops += times * op.flops * spec.resources().ranks();

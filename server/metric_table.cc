@@ -55,6 +55,7 @@ std::vector<MetricGroup> MakeGroups() {
            {Metric::kJobLoss, "hierad_job_loss", kGauge, "job_id", "Loss of the newest step; NaN where it was not finite."},
            {Metric::kJobGradNorm, "hierad_job_grad_norm", kGauge, "job_id", "Global gradient norm of the newest step, before clipping."},
            {Metric::kJobLearningRate, "hierad_job_learning_rate", kGauge, "job_id", "Learning rate of the newest step."},
+           {Metric::kJobLossScale, "hierad_job_loss_scale", kGauge, "job_id", "Factor of the gradients of the newest step; only with step.precision fp16."},
            {Metric::kJobStepSeconds, "hierad_job_step_seconds", kGauge, "job_id", "Wall time of the newest step."},
            {Metric::kJobPhaseSeconds, "hierad_job_phase_seconds", kGauge, "job_id, phase: data_wait, forward, backward, comm, optimizer, other",
             "Parts of the newest step on rank 0; comm: all-reduce that nothing hides. Steps that do not tell them apart show data_wait and other."},

@@ -11,7 +11,7 @@ enum class Metric {   // those of hierad and nodes, then those of jobs and ranks
   kHistoryErrors, kDiskFreeBytes, kDiskSizeBytes, kScrapes, kScrapeSeconds,
   kNodeUp, kNodeReportAge, kNodeSlots,
   kJobInfo, kJobAttempts, kJobRestarts, kJobSubmitted, kJobStarted, kJobFinished, kJobRanks, kJobStepFlops, kJobStepFloor,
-  kJobStep, kJobTotalSteps, kJobEpoch, kJobLoss, kJobGradNorm, kJobLearningRate, kJobStepSeconds, kJobPhaseSeconds, kJobSamplesPerSecond,
+  kJobStep, kJobTotalSteps, kJobEpoch, kJobLoss, kJobGradNorm, kJobLearningRate, kJobLossScale, kJobStepSeconds, kJobPhaseSeconds, kJobSamplesPerSecond,
   kJobMfu, kJobFloorRatio, kJobNanSteps, kJobBestEvalLoss, kJobLastStepTime, kJobCheckpointTime, kJobCheckpointSeconds, kJobCheckpointSaves,
   kJobCheckpointEverySteps, kJobEta, kJobAlerts,
   kRankStep, kRankSteps, kRankSamples, kRankStepSeconds, kRankPhaseSeconds, kRankMemoryBytes, kRankReportAge,

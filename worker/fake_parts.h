@@ -30,6 +30,7 @@ class FakeStep : public Step {
     int records_behind = 0;
     bool shared = false;   // shared_state: Save is refused where the ranks are not after the same step
     std::function<bool(int64_t step)> non_finite = [](int64_t) { return false; };
+    std::function<bool(int64_t step)> overflows = [](int64_t) { return false; };   // of a loss scale
     std::function<absl::Status(int64_t step, int rank)> error = [](int64_t, int) { return absl::OkStatus(); };
     std::function<void(int64_t step, double lr)> see_rate = [](int64_t, double) {};
   };
@@ -98,11 +99,13 @@ class FakeStep : public Step {
     const bool finite = std::isfinite(sums[kNumbers + 2]);
     result.input_not_finite = sums[kNumbers + 3] > 0;
     result.not_finite_visit = not_finite;
-    result.skipped = halted_ || !finite;
+    result.overflowed = !halted_ && finite && faults_.overflows(state_.step);
+    if (result.overflowed) result.loss_scale = 1024;
+    result.skipped = halted_ || !finite || result.overflowed;
     result.grad_norm = sums[0] / double(real_samples);
-    result.loss = result.skipped ? std::nan("") : Distance(sums, real_samples);
+    result.loss = halted_ || !finite ? std::nan("") : Distance(sums, real_samples);
     result.step = ++state_.step;
-    if (!halted_) {
+    if (!halted_ && !result.overflowed) {
       state_.nan_steps_in_row = finite ? 0 : state_.nan_steps_in_row + 1;
       halted_ = state_.nan_steps_in_row >= nan_limit_;
     }

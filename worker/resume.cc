@@ -16,6 +16,7 @@ namespace {
 struct Head {
   int64_t resumed = 0, step = 0, updates = 0, nan_steps_in_row = 0, has_eval_loss = 0, has_best = 0, mean = 0, std = 0, ema = 0;
   double eval_loss = 0, best_eval_loss = 0;
+  LossScale loss_scale;
 };
 
 absl::StatusOr<StartingPoint> ReadHere(const std::string& run_folder, const ParameterTable& table, int64_t known_step) {
@@ -50,13 +51,15 @@ absl::StatusOr<StartingPoint> ReadStartingPoint(const std::string& run_folder, c
   StartingPoint& start = *here;
   CheckpointContents& c = start.contents;
   Head head{start.resumed, c.state.step, c.state.updates, c.state.nan_steps_in_row, c.eval_loss.has_value(), c.has_best,
-            int64_t(c.statistics.mean.size()), int64_t(c.statistics.std.size()), int64_t(c.state.ema.size()), c.eval_loss.value_or(0), c.best_eval_loss};
+            int64_t(c.statistics.mean.size()), int64_t(c.statistics.std.size()), int64_t(c.state.ema.size()),
+            c.eval_loss.value_or(0), c.best_eval_loss, c.state.loss_scale};
   RETURN_IF_ERROR(communicator->BroadcastHost(&head, sizeof head, 0));
   if (head.resumed == 0) return here;
   start.resumed = true;
   c.state.step = head.step;
   c.state.updates = head.updates;
   c.state.nan_steps_in_row = head.nan_steps_in_row;
+  c.state.loss_scale = head.loss_scale;
   if (head.has_eval_loss != 0) c.eval_loss = head.eval_loss;
   c.has_best = head.has_best != 0;
   c.best_eval_loss = head.best_eval_loss;

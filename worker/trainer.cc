@@ -394,6 +394,7 @@ absl::Status Trainer::TakeResult() {
     metrics.set_optimizer_s(result.times->optimizer_s);
   }
   metrics.set_skipped(result.skipped);
+  if (result.loss_scale > 0) metrics.set_loss_scale(result.loss_scale);
   metrics.set_time_ms(Clock::System().UnixMs());
   WatchSpeed(metrics.samples());
   AddTotals(metrics, given.own_samples);
@@ -467,6 +468,10 @@ bool Trainer::StopWanted() const { return IsSet(options_.terminate) || session_-
 
 absl::Status Trainer::CheckNumerics(const StepResult& result, double lr) {
   if (!result.skipped) return absl::OkStatus();
+  if (result.overflowed) {
+    spdlog::info("step {}: the gradients overflowed at a loss scale of {:.6g}, no update; the scale is halved", done_, result.loss_scale);
+    return absl::OkStatus();
+  }
   ++nan_steps_;
   const std::string seen = absl::StrFormat("step %d: loss %g, gradient norm %g, lr %g", done_, result.loss, result.grad_norm, lr);
   spdlog::warn("non-finite, no update: {}", seen);

@@ -433,6 +433,15 @@ TEST_F(Trainers, NonFiniteStepsAreSkippedUpToTheLimit) {
   EXPECT_THAT(Run(2, {}, folder_)[0], HasSubstr("completed 18 steps"));
 }
 
+// They are no business of step.on_nan, however many.
+TEST_F(Trainers, OverflowsOfTheLossScaleAreNotCountedAsNonFinite) {
+  Attempt attempt;
+  attempt.faults.overflows = [](int64_t step) { return step >= 2 && step < 9; };   // 0-based; max_nan_steps is 3
+  attempt.look = [](const FakeSession& s) { return absl::StrCat("nan ", s.nan_steps); };
+  for (const std::string& end : Run(2, attempt, folder_)) EXPECT_THAT(end, AllOf(HasSubstr("completed 18 steps"), HasSubstr("nan 0")));
+  EXPECT_THAT(Lines(folder_), AllOf(HasSubstr("\"loss_scale\":1024.0"), HasSubstr("\"skipped\":true"), Not(HasSubstr("NaN"))));
+}
+
 // What is under way when a step halts the run changes nothing: the same end, file and checkpoint as without a lag.
 TEST_P(TrainersBehind, DecisionsThatLagChangeNothing) {
   Attempt attempt;

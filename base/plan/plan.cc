@@ -56,9 +56,11 @@ class StepPlan {
       case ComputeType::kF64: return DType::kF64;
       case ComputeType::kF32: return DType::kF32;
       case ComputeType::kBF16: return DType::kBF16;
+      case ComputeType::kF16: return DType::kF16;
     }
     return DType::kF32;
   }
+  TensorId ScaleRecord() const { return plan_.options.compute == ComputeType::kF16 ? plan_.record : kNone; }
   static Part StagePart(int stage) { return Part(int(Part::kStage1) + std::min(stage, 5)); }
 
   bool Checkpointed(int stage) const {
@@ -403,9 +405,10 @@ class StepPlan {
     dpred_ = b_.InT("d_pred", masked, g_.pred_dim);
     const int64_t sample = b_.At(plan_.x).shape[1] * b_.At(plan_.x).shape[2];
     b_.Emit("loss",
-            MaeLoss{plan_.scalars, plan_.pred, plan_.x, plan_.keep_mask, final_order_, label_index, dpred_, plan_.loss_partials,
+            MaeLoss{plan_.scalars, ScaleRecord(), plan_.pred, plan_.x, plan_.keep_mask, final_order_, label_index, dpred_, plan_.loss_partials,
                     batch_, units, g_.num_kept, finals, g_.pred_dim, sample, g_.spec.norm_target(), plan_.accumulate},
-            {plan_.scalars, plan_.pred, plan_.x, plan_.keep_mask, final_order_, label_index, plan_.accumulate ? plan_.loss_partials : kNone}, {dpred_, plan_.loss_partials});
+            {plan_.scalars, ScaleRecord(), plan_.pred, plan_.x, plan_.keep_mask, final_order_, label_index, plan_.accumulate ? plan_.loss_partials : kNone},
+            {dpred_, plan_.loss_partials});
   }
 
   void HeadsAndDecoderBackward() {
@@ -527,8 +530,9 @@ class StepPlan {
     b_.Linear("head.projection", head_in_, plan_.pred, batch_, e, classes);
     b_.Enter(Part::kLoss, false);
     dpred_ = b_.InT("d_logits", batch_, classes);
-    b_.Emit("loss", CrossEntropy{plan_.scalars, plan_.pred, plan_.labels, dpred_, plan_.loss_partials, batch_, classes, plan_.accumulate},
-            {plan_.scalars, plan_.pred, plan_.labels, plan_.accumulate ? plan_.loss_partials : kNone}, {dpred_, plan_.loss_partials});
+    b_.Emit("loss",
+            CrossEntropy{plan_.scalars, ScaleRecord(), plan_.pred, plan_.labels, dpred_, plan_.loss_partials, batch_, classes, plan_.accumulate},
+            {plan_.scalars, ScaleRecord(), plan_.pred, plan_.labels, plan_.accumulate ? plan_.loss_partials : kNone}, {dpred_, plan_.loss_partials});
   }
 
   void ClassifierBackward() {
@@ -573,7 +577,8 @@ class StepPlan {
               {plan_.loss_partials, plan_.record});
       EmitMark("gradients of all ranks", StepPhase::kCommunication);
     }
-    b_.Emit("gradient norm", GradientNorm{plan_.scalars, plan_.gradients, partials, plan_.loss_partials, plan_.record, size, batch_, plan_.ranks == 1},
+    b_.Emit("gradient norm", GradientNorm{plan_.scalars, plan_.gradients, partials, plan_.loss_partials, plan_.record, size, batch_, plan_.ranks == 1,
+                         ScaleRecord() == kNone ? 0 : spec_.step().loss_scale_growth_steps()},
             {plan_.scalars, plan_.gradients, plan_.loss_partials, plan_.record}, {partials, plan_.record});
     const v1::OptimizerSpec& o = spec_.optimizer();
     if (o.layer_decay() < 1 && o.has_layer_decay()) scale_ = b_.Add("rate factors", {size / kParameterAlign}, DType::kF32, Arena::kPersistent);
@@ -676,6 +681,10 @@ static absl::Status CheckIndexTypes(const Geometry& g) {
                                 "; use step.mode: graph_safe."));
   }
   return absl::OkStatus();
+}
+
+ComputeType ComputeTypeOf(const v1::StepSpec& step) {
+  return step.precision() == "bf16" ? ComputeType::kBF16 : step.precision() == "fp16" ? ComputeType::kF16 : ComputeType::kF32;
 }
 
 int64_t Plan::TotalBytes() const {

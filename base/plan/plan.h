@@ -2,8 +2,8 @@
 // on any machine, before anything is allocated. `hierctl plan` prints it, admission asks it, the executor runs it, the
 // capture freezes it: there is no second source of truth.
 //
-// Notation: B batch_per_rank, K kept mask units, N tokens, D width; T the compute type (bf16, or fp32 / fp64 for
-// fidelity). Tokens are unrolled: n = t * windows + w. Residual stream, statistics and gradients of parameters are fp32
+// Notation: B batch_per_rank, K kept mask units, N tokens, D width; T the compute type (bf16, fp16, or fp32 / fp64
+// for fidelity). Tokens are unrolled: n = t * windows + w. Residual stream, statistics and gradients of parameters are fp32
 // (fp64 in an fp64 plan).
 #pragma once
 
@@ -99,17 +99,19 @@ struct DecoderAssemble {
 struct TakeMasked { TensorId x, keep_mask, order, rows; int64_t batch, mask_units, kept, finals, dim; };
 // Rows as TakeMasked gives them. label[token, e] = x[b, label_index[token, e]] (FAIR's order for 2-D and 3-D, ours for 1-D),
 // normalised by mean and unbiased variance + 1e-6 if asked. Real samples: partials[b] (+)= sum of (pred - label)^2, dpred =
-// 2 (pred - label) loss_weight; samples that are not real give 0.
+// 2 (pred - label) loss_weight; samples that are not real give 0. record: where the gradient is scaled, it is multiplied by
+// the record's scale; else kNone.
 struct MaeLoss {
-  TensorId scalars, pred, x, keep_mask, order, label_index, dpred, partials;
+  TensorId scalars, record, pred, x, keep_mask, order, label_index, dpred, partials;
   int64_t batch, mask_units, kept, finals, pred_dim, sample_size;
   bool norm_target, accumulate;
 };
 struct MeanTokens { TensorId x, y; int64_t batch, tokens, dim; };
 // Inverted dropout, Draw::kDropout of the visit; the identity where StepScalars says so.
 struct Dropout { TensorId scalars, x, y, visit_ids; int64_t batch, dim; double rate; };
-// partials[b] (+)= -log softmax(logits)[label] of real samples; dlogits = (softmax - onehot) loss_weight, 0 elsewhere.
-struct CrossEntropy { TensorId scalars, logits, labels, dlogits, partials; int64_t batch, classes; bool accumulate; };
+// partials[b] (+)= -log softmax(logits)[label] of real samples; dlogits = (softmax - onehot) loss_weight, 0 elsewhere. record: as
+// MaeLoss's.
+struct CrossEntropy { TensorId scalars, record, logits, labels, dlogits, partials; int64_t batch, classes; bool accumulate; };
 // Copies with conversion of type (a residual into T, say).
 struct Cast { TensorId from, to; int64_t size; };
 
@@ -192,12 +194,18 @@ struct SnapshotState { TensorId master, moments, record, snapshot; };
 // Global L2 norm of the flat gradients in fixed order; loss = loss_weight * sum of loss_partials; both into the record,
 // with the verdict whether the step is skipped (either one not finite, or the run halted) and the counters that follow
 // from it. own_signals: the record's signals are this rank's. gradients kNone (sharded): partials holds the sums of squares
-// already, `size` of them.
-struct GradientNorm { TensorId scalars, gradients, partials, loss_partials, record; int64_t size, batch; bool own_signals; };
+// already, `size` of them. scale_growth_steps: the gradients are scaled (loss_scale.h): the norm is divided by the scale, which
+// goes on for the next step, and an overflow is told from what nothing helps; 0: they are not.
+struct GradientNorm {
+  TensorId scalars, gradients, partials, loss_partials, record;
+  int64_t size, batch;
+  bool own_signals;
+  int64_t scale_growth_steps;
+};
 // Muon, in the form of torch.optim.Muon with adjust_lr_fn match_rms_adamw, for `count` matrices [rows, cols] of one shape at
 // the places (elements, i64) in the arenas of parameters, their copies in T, gradients and moments, whose first buffer is its
 // momentum. An operation declares those matrices, not the whole arenas: shapes do not wait for each other.
-//   m += (1 - momentum) (g - m), g the clipped gradient; u = m, or with nesterov g + momentum (m - g)
+//   m += (1 - momentum) (g - m), g the clipped gradient, freed of its scale; u = m, or with nesterov g + momentum (m - g)
 //   x = u / max(|u|, 1e-7) in T, transposed where rows > cols; scratch: parts of |u|^2
 // Several ranks: m of all matrices, x of the `own` matrices from `first` on, whose products this rank makes.
 struct MuonMomentum {
@@ -220,8 +228,8 @@ struct MuonUpdate {
 struct AverageWeights { TensorId record, master, moments; int64_t size; double decay; };
 
 // Decoupled AdamW (torch.optim.AdamW's order of operations) over the flat buffers. Clip factor min(1, clip / (norm +
-// 1e-6)), lr and the update count t = record.updates are device values; a skipped step changes nothing. `decay`: a
-// DecayGroup per kParameterAlign elements; `scale`: as many factors of lr (kNone: 1). Writes the compute copy too (kNone
+// 1e-6)), over record.scaled_by, lr and the update count t = record.updates are device values; a skipped step changes nothing.
+// `decay`: a DecayGroup per kParameterAlign elements; `scale`: as many factors of lr (kNone: 1). Writes the compute copy too (kNone
 // where T is the master's type).
 struct AdamW {
   TensorId scalars, master, gradients, moments, decay, scale, compute, record;
@@ -251,7 +259,8 @@ struct Op {
   double flops = 0, bytes = 0;          // counted: multiply-adds as 2; each input read once, each output written once
 };
 
-enum class ComputeType : uint8_t { kF64, kF32, kBF16 };
+enum class ComputeType : uint8_t { kF64, kF32, kBF16, kF16 };
+ComputeType ComputeTypeOf(const v1::StepSpec& step);   // of step.precision
 
 struct PlanOptions {
   ComputeType compute = ComputeType::kF32;

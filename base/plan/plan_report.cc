@@ -61,7 +61,7 @@ const char* NameOf(Part part) {
 
 absl::StatusOr<Plan> MakePlan(v1::JobSpec spec, int64_t batch) {
   spec.mutable_step()->set_batch_per_rank(int32_t(batch));
-  PlanOptions options{.compute = spec.step().precision() == "bf16" ? ComputeType::kBF16 : ComputeType::kF32, .sizes_only = true};
+  PlanOptions options{.compute = ComputeTypeOf(spec.step()), .sizes_only = true};
   ASSIGN_OR_RETURN(const Geometry geometry, Geometry::From(spec.model()));
   options.rows = RowFormat::Plain(geometry);
   options.rows.type = WidestRows(spec.data());
@@ -246,6 +246,11 @@ const std::vector<Card>& Cards() {
   return cards;
 }
 
+double PeakFlops(const Card& card, const v1::StepSpec& step) {
+  if (ComputeTypeOf(step) != ComputeType::kF32) return card.bf16_flops;
+  return step.tf32() ? card.tf32_flops : card.fp32_flops;
+}
+
 absl::StatusOr<Card> FindCard(std::string_view name) {
   std::string known;
   for (const Card& card : Cards()) {
@@ -278,7 +283,7 @@ absl::StatusOr<PlanReport> ReportPlan(const v1::JobSpec& job, const PlanReportOp
   report.workspace_bytes = WorkspaceBytes(spec);
   report.context_bytes = ContextBytes(spec);
   report.card = card.name;
-  Account(plan, card, report.precision == "bf16" ? card.bf16_flops : spec.step().tf32() ? card.tf32_flops : card.fp32_flops, &report);
+  Account(plan, card, PeakFlops(card, spec.step()), &report);
   if (report.exact && OnGpu(spec)) {
     report.products = ProductsOf(plan, card.name, card.capability, spec.step().tf32(), report.accumulation);
     report.algorithm_table = NewestAlgorithmTable(card.name);

@@ -15,7 +15,7 @@ namespace hierad {
 // Rates that matrix products (dense), copies and the link to a peer reach at best.
 struct Card {
   const char* name;
-  double bf16_flops, fp32_flops, tf32_flops;   // per second
+  double bf16_flops, fp32_flops, tf32_flops;   // per second; fp16 as bf16
   double bytes_per_s;                          // read + written
   double link_bytes_per_s;                     // one way
   int64_t memory_bytes;
@@ -24,6 +24,7 @@ struct Card {
 };
 const std::vector<Card>& Cards();
 absl::StatusOr<Card> FindCard(std::string_view name);   // any case
+double PeakFlops(const Card& card, const v1::StepSpec& step);   // of its precision
 
 struct PlanReportOptions {
   std::string card = "H200";

@@ -39,7 +39,7 @@ void ForRandomPlans(const Test& test) {
     v1::JobSpec job = jobs.Next();
     if (i % 3 == 2) job.mutable_optimizer()->set_name("muon");
     SCOPED_TRACE(absl::StrCat("job ", i, ": ", job.model().ShortDebugString()));
-    for (ComputeType compute : {ComputeType::kF64, ComputeType::kF32, ComputeType::kBF16}) test(Make(job, compute));
+    for (ComputeType compute : {ComputeType::kF64, ComputeType::kF32, ComputeType::kBF16, ComputeType::kF16}) test(Make(job, compute));
     if (::testing::Test::HasFailure()) return;
   }
 }

@@ -13,18 +13,21 @@ namespace hierad {
 
 std::string GemmShape::Key() const {
   return absl::StrCat(m, "x", n, "x", k, trans_a ? "-ta" : "", trans_b ? "-tb" : "", accumulate ? "-acc" : "", bias ? "-bias" : "",
-                      bf16 ? "-bf16" : tf32 ? "-tf32" : "-fp32", wide_out ? "-out32" : "",
+                      bf16 ? "-bf16" : f16 ? "-fp16" : tf32 ? "-tf32" : "-fp32", wide_out ? "-out32" : "",
                       batch > 1 ? absl::StrCat("-batch", batch) : "", alpha != 1 || beta != 0 ? absl::StrCat("-alpha", alpha, "-beta", beta) : "");
 }
 
 GemmShape ShapeOf(const Gemm& o, const Plan& plan, bool tf32) {
-  const bool bf16 = plan.options.compute == ComputeType::kBF16;
-  return {o.m, o.n, o.k, o.trans_a, o.trans_b, o.accumulate, o.bias != kNone, bf16, bf16 && plan.tensors[o.c].dtype == DType::kF32, !bf16 && tf32};
+  const bool bf16 = plan.options.compute == ComputeType::kBF16, f16 = plan.options.compute == ComputeType::kF16;
+  GemmShape shape{o.m, o.n, o.k, o.trans_a, o.trans_b, o.accumulate, o.bias != kNone, bf16, (bf16 || f16) && plan.tensors[o.c].dtype == DType::kF32,
+                  !bf16 && !f16 && tf32};
+  shape.f16 = f16;
+  return shape;
 }
 
 GemmShape ShapeOf(const BatchedGemm& o, const Plan& plan, bool tf32) {
-  const bool bf16 = plan.options.compute == ComputeType::kBF16;
-  return {o.m, o.n, o.k, false, o.trans_b, false, false, bf16, false, !bf16 && tf32, o.count, float(o.alpha), float(o.beta)};
+  const bool bf16 = plan.options.compute == ComputeType::kBF16, f16 = plan.options.compute == ComputeType::kF16;
+  return {o.m, o.n, o.k, false, o.trans_b, false, false, bf16, false, !bf16 && !f16 && tf32, o.count, float(o.alpha), float(o.beta), f16};
 }
 
 Gemm ProductOf(const GemmGelu& o) { return {o.a, o.b, o.h, o.bias, o.m, o.n, o.k, false, true, false}; }

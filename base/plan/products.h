@@ -13,7 +13,7 @@
 
 namespace hierad {
 
-// In bf16 or fp32; tf32 counts in fp32 only.
+// In bf16, fp16 or fp32; tf32 counts in fp32 only.
 GemmShape ShapeOf(const Gemm& op, const Plan& plan, bool tf32);
 GemmShape ShapeOf(const BatchedGemm& op, const Plan& plan, bool tf32);
 // The products of GemmGelu and GemmGeluBackward without their elementwise part.

@@ -3,6 +3,8 @@
 
 #include <cstdint>
 
+#include "base/plan/loss_scale.h"
+
 namespace hierad {
 
 enum class DType : uint8_t { kF64, kF32, kBF16, kF16, kI64, kI32, kI16, kU8 };
@@ -50,7 +52,9 @@ struct StepRecord {
   int32_t skipped;
   int32_t signals;         // of all ranks; bit 2: one of them met a value that is not finite in its input
   int32_t halted;          // nan_limit was reached: no update from here on
-  int32_t unused;
+  int32_t overflowed;      // left out because gradients overflowed under a scale that may fall: counts not among nan_in_row
+  LossScale scale;         // of the next step
+  double scaled_by;        // the gradients of this step are so many times too large; 1: they are not scaled
   uint64_t published;      // records published, this one included
   uint64_t marked_ns;      // the device's clock at the last mark
   uint64_t spent_ns[kNumStepPhases];

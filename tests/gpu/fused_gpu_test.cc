@@ -98,6 +98,8 @@ double Distance(const std::vector<float>& a, const std::vector<float>& b) {
   return std::sqrt(distance / std::max(norm, 1e-30));
 }
 
+constexpr const char* kPrecisions[] = {"bf16", "fp32", "fp16"};
+
 v1::JobSpec Fused(v1::JobSpec job, const char* precision) {
   job.mutable_step()->set_mode("fused");
   job.mutable_step()->set_precision(precision);
@@ -165,11 +167,71 @@ TEST(FusedGpuTest, EqualsTheCpuInSinglePrecision) {
   }
 }
 
+TEST(FusedGpuTest, IsNearTheCpuInHalfPrecision) {
+  RandomJobs jobs(309);
+  for (int i = 0; i < 20; ++i) {
+    v1::JobSpec job = Fused(jobs.Next(), "fp16");
+    job.mutable_step()->set_loss_scale(1024);
+    job.mutable_step()->set_loss_scale_growth_steps(3);
+    if (i % 3 == 2) job.mutable_optimizer()->set_name("muon");
+    SCOPED_TRACE(absl::StrCat("job ", i, ": ", job.model().ShortDebugString()));
+    const Trial cpu = Train(job, 5, {.gpu = false}), gpu = Train(job, 5, {.prefetch = i % 2 == 1});
+    ASSERT_EQ(gpu.losses.size(), cpu.losses.size());
+    for (size_t s = 0; s < cpu.losses.size(); ++s) {
+      EXPECT_NEAR(gpu.losses[s], cpu.losses[s], 2e-2 * std::abs(cpu.losses[s])) << "step " << s;
+      EXPECT_NEAR(gpu.norms[s], cpu.norms[s], 1e-1 * cpu.norms[s]) << "step " << s;
+    }
+    EXPECT_LT(Distance(cpu.features, gpu.features), 2e-2);
+    EXPECT_EQ(cpu.state.updates, gpu.state.updates);
+    EXPECT_EQ(gpu.state.loss_scale.value, 2048);
+    EXPECT_EQ(gpu.state.loss_scale.good_steps, 2);
+    if (HasFailure()) return;
+  }
+}
+
+// From far too large a scale, the steps enqueued without a look at what came of them.
+TEST(FusedGpuTest, OverflowsAreLeftOutAndHalveTheScaleOnTheDevice) {
+  RandomJobs jobs(319);
+  for (int i = 0; i < 6; ++i) {
+    v1::JobSpec job = Fused(jobs.Next(), "fp16");
+    job.mutable_step()->set_on_nan("stop");   // overflows are none of its business
+    job.mutable_step()->set_loss_scale(4294967296.0);
+    SCOPED_TRACE(absl::StrCat("job ", i, ": ", job.model().ShortDebugString()));
+    const Samples samples(job, 1);
+    const auto step = MakeGpuStep(job);
+    ASSERT_TRUE(step);
+    int skips = 0, first = 40;   // step that was not left out
+    double fits = 0;
+    for (int s = 0; s < 40; ++s) ASSERT_TRUE(step->Run(samples.Of(0), samples.Real(0), 1e-3, {}).ok());
+    for (int s = 0; s < 40; ++s) {
+      const auto result = step->Take();
+      ASSERT_TRUE(result.ok()) << result.status();
+      EXPECT_EQ(result->skipped, result->overflowed) << s;
+      EXPECT_EQ(result->nan_in_row, 0);
+      if (first == 40) {
+        EXPECT_EQ(result->loss_scale, std::ldexp(4294967296.0, -s));
+      }
+      if (result->skipped) ++skips;
+      if (!result->skipped && s < first) first = s, fits = result->loss_scale;
+    }
+    EXPECT_GE(first, 3);
+    ASSERT_LT(first, 33);
+    const TrainState state = *step->Save();
+    EXPECT_EQ(state.updates, 40 - skips);
+    job.mutable_step()->set_loss_scale(fits);
+    const auto fitting = MakeGpuStep(job);
+    ASSERT_TRUE(fitting);
+    for (int s = first; s < 40; ++s) ASSERT_TRUE(fitting->RunAndTake(samples.Of(0), samples.Real(0), 1e-3, {}).ok());
+    EXPECT_EQ(fitting->Save()->parameters, state.parameters);
+    EXPECT_EQ(fitting->Save()->loss_scale.value, state.loss_scale.value);
+  }
+}
+
 // Two runs, same bits; a second stream and copies ahead change none.
 TEST(FusedGpuTest, BitsDoNotDependOnWhatRunsBeside) {
   RandomJobs jobs(311);
   for (int i = 0; i < 16; ++i) {
-    v1::JobSpec job = Fused(jobs.Next(), i % 2 == 0 ? "bf16" : "fp32");
+    v1::JobSpec job = Fused(jobs.Next(), kPrecisions[i % 3]);
     job.mutable_optimizer()->set_name(i % 4 < 2 ? "muon" : "adamw");   // its shapes run beside each other
     SCOPED_TRACE(absl::StrCat("job ", i, " (", job.optimizer().name(), "): ", job.model().ShortDebugString()));
     const Trial first = Train(job, 6, {});
@@ -189,7 +251,7 @@ TEST(FusedGpuTest, BitsDoNotDependOnWhatRunsBeside) {
 TEST(FusedGpuTest, StepsUnderWayTellWhatStepsAloneTell) {
   RandomJobs jobs(313);
   for (int i = 0; i < 12; ++i) {
-    v1::JobSpec job = Fused(jobs.Next(), i % 2 == 0 ? "bf16" : "fp32");
+    v1::JobSpec job = Fused(jobs.Next(), kPrecisions[i % 3]);
     SCOPED_TRACE(absl::StrCat("job ", i, ": ", job.model().ShortDebugString()));
     Samples samples(job, 14);
     const auto at_once = MakeGpuStep(job), under_way = MakeGpuStep(job);
@@ -216,6 +278,8 @@ TEST(FusedGpuTest, StepsUnderWayTellWhatStepsAloneTell) {
     EXPECT_EQ(saved->parameters, state.parameters);
     EXPECT_EQ(saved->exp_avg, state.exp_avg);
     EXPECT_EQ(saved->exp_avg_sq, state.exp_avg_sq);
+    EXPECT_EQ(saved->loss_scale.value, state.loss_scale.value);
+    EXPECT_EQ(saved->loss_scale.good_steps, state.loss_scale.good_steps);
     for (const StepResult& same : expected) {
       const auto result = under_way->Take();
       ASSERT_TRUE(result.ok()) << result.status();
@@ -260,7 +324,7 @@ TEST(FusedGpuTest, AHaltedRunChangesNothing) {
 TEST(FusedGpuTest, WhatIsComputedAgainChangesNoBit) {
   RandomJobs jobs(331);
   for (int i = 0; i < 16; ++i) {
-    v1::JobSpec job = Fused(jobs.Next(), i % 2 == 0 ? "bf16" : "fp32");
+    v1::JobSpec job = Fused(jobs.Next(), kPrecisions[i % 3]);
     SCOPED_TRACE(absl::StrCat("job ", i, ": ", job.model().ShortDebugString()));
     const Trial kept = Train(job, 4, {});
     for (int stage = 1; stage <= job.model().stages_size(); ++stage) {

@@ -267,7 +267,7 @@ TEST(FusedRanksGpuTest, ShardedIsWhole) {
   for (int i = 0; i < std::max(2, CountOfJobs() / 3); ++i) {
     v1::JobSpec job = jobs.Next();
     job.mutable_step()->set_mode("fused");
-    job.mutable_step()->set_precision(i % 2 == 0 ? "bf16" : "fp32");
+    job.mutable_step()->set_precision(i % 3 == 0 ? "bf16" : i % 3 == 1 ? "fp32" : "fp16");
     job.mutable_optimizer()->set_clip_norm(0);
     job.mutable_optimizer()->set_ema_decay(i % 2 == 0 ? 0.9 : 0);
     cases.push_back({job, 1, 2});

@@ -45,6 +45,7 @@ double Element(const TensorSpec& t, const std::byte* data, int64_t i) {
     case DType::kF64: return reinterpret_cast<const double*>(data)[i];
     case DType::kF32: return reinterpret_cast<const float*>(data)[i];
     case DType::kBF16: return float(reinterpret_cast<const reference::BFloat16*>(data)[i]);
+    case DType::kF16: return float(reinterpret_cast<const reference::Float16*>(data)[i]);
     case DType::kI64: return double(reinterpret_cast<const int64_t*>(data)[i]);
     case DType::kI32: return reinterpret_cast<const int32_t*>(data)[i];
     case DType::kU8: return double(uint8_t(data[i]));
@@ -84,6 +85,10 @@ void CompareRecords(const StepRecord& a, const StepRecord& b) {
   EXPECT_NEAR(a.loss, b.loss, 1e-6 * std::abs(a.loss));
   EXPECT_NEAR(a.grad_norm, b.grad_norm, 1e-6 * a.grad_norm);
   EXPECT_EQ(a.nan_in_row, b.nan_in_row);
+  EXPECT_EQ(a.overflowed, b.overflowed);
+  EXPECT_EQ(a.scale.value, b.scale.value);
+  EXPECT_EQ(a.scale.good_steps, b.scale.good_steps);
+  EXPECT_EQ(a.scaled_by, b.scaled_by);
   EXPECT_EQ(a.halted, b.halted);
   EXPECT_EQ(a.signals, b.signals);
   EXPECT_EQ(a.published, b.published);
@@ -144,7 +149,7 @@ void ComparePlan(const v1::JobSpec& job, ComputeType compute, DType rows, bool e
   const auto copy = size_t(run.plan().arena_bytes[int(Arena::kCompute)]);
   if (copy > 0) cudaMemcpy(gpu.addresses().arena[int(Arena::kCompute)], run.executor().addresses().arena[int(Arena::kCompute)], copy, cudaMemcpyHostToDevice);
   const GpuContext context{.gemm = gemm, .stream = stream, .epilogues = epilogues};
-  const double bound = compute == ComputeType::kBF16 ? 2e-2 : 2e-5;
+  const double bound = compute == ComputeType::kBF16 ? 2e-2 : compute == ComputeType::kF16 ? 4e-3 : 2e-5;
   for (const std::vector<Op>* ops : {&run.plan().forward_backward, &run.plan().update, &run.plan().snapshot}) {
     for (const Op& op : *ops) {
       CompareOperation(op, &run.executor(), gpu, context, bound);
@@ -164,7 +169,7 @@ class OperationsTest : public ::testing::Test {
   void TearDown() override { cudaStreamDestroy(stream_); }
   void Compare(const v1::JobSpec& job, DType rows = DType::kF32) {
     SCOPED_TRACE(job.model().ShortDebugString());
-    for (ComputeType compute : {ComputeType::kF32, ComputeType::kBF16}) ComparePlan(job, compute, rows, true, gemm_.get(), stream_);
+    for (ComputeType compute : {ComputeType::kF32, ComputeType::kBF16, ComputeType::kF16}) ComparePlan(job, compute, rows, true, gemm_.get(), stream_);
     ComparePlan(job, ComputeType::kBF16, rows, /*epilogues=*/false, gemm_.get(), stream_);
   }
 

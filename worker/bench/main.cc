@@ -28,7 +28,7 @@ int Main(int argc, char** argv) {
   app.add_option("--rows", arguments.rows, "type of the stored samples")->check(CLI::IsMember({"u8", "i16", "f16", "f32"}));
   app.add_option("--accumulation", arguments.accumulation, "micro-steps per step");
   app.add_option("--mode", arguments.mode, "auto|eager|optimized|graph_safe|fused");
-  app.add_option("--precision", arguments.precision, "fp32|bf16");
+  app.add_option("--precision", arguments.precision, "fp32|bf16|fp16");
   app.add_option("--optimizer", arguments.optimizer, "adamw|muon");
   app.add_flag("--tf32", arguments.tf32, "TF32 products in fp32");
   app.add_flag("--tune", arguments.tune, "fused on a GPU: time the candidates of every product first");

@@ -44,6 +44,7 @@ CheckpointContents Contents(const ParameterTable& table, int64_t step, std::opti
   c.state.step = step;
   c.state.updates = step - 1;
   c.state.nan_steps_in_row = 1;
+  c.state.loss_scale = {8192, 1999};
   c.statistics.mean = {0.1, -2.5e-300};
   c.statistics.std = {1.0 / 3, 7};
   c.eval_loss = eval_loss;
@@ -97,6 +98,8 @@ class Checkpoints : public ::testing::Test {
     EXPECT_EQ(c.state.step, step);
     EXPECT_EQ(c.state.updates, expected.state.updates);
     EXPECT_EQ(c.state.nan_steps_in_row, 1);
+    EXPECT_EQ(c.state.loss_scale.value, 8192);
+    EXPECT_EQ(c.state.loss_scale.good_steps, 1999);
     EXPECT_EQ(c.state.parameters, expected.state.parameters);
     EXPECT_EQ(c.state.exp_avg, expected.state.exp_avg);
     EXPECT_EQ(c.state.exp_avg_sq, expected.state.exp_avg_sq);

@@ -82,6 +82,9 @@ std::string StateToText(const CheckpointContents& contents, const v1::JobSpec& s
               {"statistics", {{"mean", json::array()}, {"std", json::array()}}}};
   for (double v : contents.statistics.mean) out["statistics"]["mean"].push_back(Number(v));
   for (double v : contents.statistics.std) out["statistics"]["std"].push_back(Number(v));
+  if (const LossScale& scale = contents.state.loss_scale; scale.value > 0) {
+    out["loss_scale"] = {{"value", scale.value}, {"good_steps", scale.good_steps}};
+  }
   if (contents.eval_loss) out["eval_loss"] = Number(*contents.eval_loss);
   if (contents.has_best) out["best_eval_loss"] = Number(contents.best_eval_loss);
   std::string job;
@@ -109,6 +112,9 @@ absl::StatusOr<CheckpointContents> StateFromText(const std::string& text) {
     contents.state.step = in.at("step").get<int64_t>();
     contents.state.updates = in.at("updates").get<int64_t>();
     contents.state.nan_steps_in_row = in.at("nan_steps_in_row").get<int64_t>();
+    if (in.contains("loss_scale")) {
+      contents.state.loss_scale = {in["loss_scale"].at("value").get<double>(), in["loss_scale"].at("good_steps").get<int64_t>()};
+    }
     for (const json& v : in.at("statistics").at("mean")) contents.statistics.mean.push_back(NumberOf(v));
     for (const json& v : in.at("statistics").at("std")) contents.statistics.std.push_back(NumberOf(v));
     if (in.contains("eval_loss")) contents.eval_loss = NumberOf(in["eval_loss"]);

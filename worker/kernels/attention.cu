@@ -7,8 +7,8 @@
 namespace hierad::kernels {
 namespace {
 
-template <int DP>
-cudaError_t Backward(const AttentionShape& s, const attention::BackwardArgs& args, cudaStream_t stream) {
+template <int DP, typename T>
+cudaError_t Backward(const AttentionShape& s, const attention::BackwardArgs<T>& args, cudaStream_t stream) {
   const bool fits_short = attention::ShortBackwardFits<DP>(s), fits_whole = attention::WholeBackwardFits<DP>(s);
   const bool is_short = s.path == 0 ? DP > 48 || s.keys <= 64 : s.path == 1;
   if (is_short && fits_short) return attention::LaunchShortBackward<DP>(s, args, stream);
@@ -16,14 +16,10 @@ cudaError_t Backward(const AttentionShape& s, const attention::BackwardArgs& arg
   return attention::LaunchTwoPassBackward<DP>(s, is_whole && fits_whole, args, stream);
 }
 
-}  // namespace
-
-bool HasTensorCoreAttention(const AttentionShape& s) { return s.head_dim % 8 == 0 && s.head_dim <= 128; }
-
-cudaError_t AttentionForward(const AttentionShape& shape, const __nv_bfloat16* qkv, __nv_bfloat16* o, float* lse, uint8_t* argmax,
-                             cudaStream_t stream) {
+template <typename T>
+cudaError_t TensorCoreForward(const AttentionShape& shape, const T* qkv, T* o, float* lse, uint8_t* argmax, cudaStream_t stream) {
   if (!HasTensorCoreAttention(shape)) return PlainAttentionForward(shape, qkv, o, lse, argmax, stream);
-  const attention::ForwardArgs args{qkv, o, lse, argmax};
+  const attention::ForwardArgs<T> args{qkv, o, lse, argmax};
   switch ((shape.head_dim + 15) / 16 * 16) {
 #define HIERAD_CASE(DP) case DP: return attention::LaunchForward<DP>(shape, args, stream);
     HIERAD_EACH_HEAD_DIM(HIERAD_CASE)
@@ -32,16 +28,36 @@ cudaError_t AttentionForward(const AttentionShape& shape, const __nv_bfloat16* q
   }
 }
 
-cudaError_t AttentionBackward(const AttentionShape& shape, const __nv_bfloat16* qkv, const __nv_bfloat16* o, const __nv_bfloat16* d_o,
-                              const float* lse, const uint8_t* argmax, __nv_bfloat16* dqkv, float* scratch, cudaStream_t stream) {
+template <typename T>
+cudaError_t TensorCoreBackward(const AttentionShape& shape, const T* qkv, const T* o, const T* d_o, const float* lse, const uint8_t* argmax,
+                               T* dqkv, float* scratch, cudaStream_t stream) {
   if (!HasTensorCoreAttention(shape)) return PlainAttentionBackward(shape, qkv, o, d_o, lse, argmax, dqkv, scratch, stream);
-  const attention::BackwardArgs args{qkv, o, d_o, lse, argmax, dqkv, scratch};
+  const attention::BackwardArgs<T> args{qkv, o, d_o, lse, argmax, dqkv, scratch};
   switch ((shape.head_dim + 15) / 16 * 16) {
 #define HIERAD_CASE(DP) case DP: return Backward<DP>(shape, args, stream);
     HIERAD_EACH_HEAD_DIM(HIERAD_CASE)
 #undef HIERAD_CASE
     default: return cudaErrorInvalidValue;
   }
+}
+
+}  // namespace
+
+bool HasTensorCoreAttention(const AttentionShape& s) { return s.head_dim % 8 == 0 && s.head_dim <= 128; }
+
+cudaError_t AttentionForward(const AttentionShape& shape, const bf16* qkv, bf16* o, float* lse, uint8_t* argmax, cudaStream_t stream) {
+  return TensorCoreForward(shape, qkv, o, lse, argmax, stream);
+}
+cudaError_t AttentionForward(const AttentionShape& shape, const half* qkv, half* o, float* lse, uint8_t* argmax, cudaStream_t stream) {
+  return TensorCoreForward(shape, qkv, o, lse, argmax, stream);
+}
+cudaError_t AttentionBackward(const AttentionShape& shape, const bf16* qkv, const bf16* o, const bf16* d_o, const float* lse,
+                              const uint8_t* argmax, bf16* dqkv, float* scratch, cudaStream_t stream) {
+  return TensorCoreBackward(shape, qkv, o, d_o, lse, argmax, dqkv, scratch, stream);
+}
+cudaError_t AttentionBackward(const AttentionShape& shape, const half* qkv, const half* o, const half* d_o, const float* lse,
+                              const uint8_t* argmax, half* dqkv, float* scratch, cudaStream_t stream) {
+  return TensorCoreBackward(shape, qkv, o, d_o, lse, argmax, dqkv, scratch, stream);
 }
 
 }  // namespace hierad::kernels

@@ -6,6 +6,7 @@
 #pragma once
 
 #include <cuda_bf16.h>
+#include <cuda_fp16.h>
 #include <cuda_runtime.h>
 
 #include <cstdint>
@@ -24,6 +25,8 @@ bool HasTensorCoreAttention(const AttentionShape& shape);
 
 cudaError_t AttentionForward(const AttentionShape& shape, const __nv_bfloat16* qkv, __nv_bfloat16* o, float* lse,
                              uint8_t* argmax, cudaStream_t stream);
+cudaError_t AttentionForward(const AttentionShape& shape, const __half* qkv, __half* o, float* lse, uint8_t* argmax,
+                             cudaStream_t stream);
 cudaError_t AttentionForward(const AttentionShape& shape, const float* qkv, float* o, float* lse, uint8_t* argmax,
                              cudaStream_t stream);
 cudaError_t AttentionForward(const AttentionShape& shape, const double* qkv, double* o, double* lse, uint8_t* argmax,
@@ -33,12 +36,14 @@ cudaError_t AttentionForward(const AttentionShape& shape, const double* qkv, dou
 cudaError_t AttentionBackward(const AttentionShape& shape, const __nv_bfloat16* qkv, const __nv_bfloat16* o,
                               const __nv_bfloat16* d_o, const float* lse, const uint8_t* argmax, __nv_bfloat16* dqkv,
                               float* scratch, cudaStream_t stream);
+cudaError_t AttentionBackward(const AttentionShape& shape, const __half* qkv, const __half* o, const __half* d_o,
+                              const float* lse, const uint8_t* argmax, __half* dqkv, float* scratch, cudaStream_t stream);
 cudaError_t AttentionBackward(const AttentionShape& shape, const float* qkv, const float* o, const float* d_o,
                               const float* lse, const uint8_t* argmax, float* dqkv, float* scratch, cudaStream_t stream);
 cudaError_t AttentionBackward(const AttentionShape& shape, const double* qkv, const double* o, const double* d_o,
                               const double* lse, const uint8_t* argmax, double* dqkv, double* scratch, cudaStream_t stream);
 
-// The plain kernels behind the fp32 and fp64 overloads, for any head_dim; bf16 where the tensor cores do not fit.
+// The plain kernels behind the fp32 and fp64 overloads, for any head_dim; bf16 and fp16 where the tensor cores do not fit.
 template <typename T, typename S>
 cudaError_t PlainAttentionForward(const AttentionShape& shape, const T* qkv, T* o, S* lse, uint8_t* argmax, cudaStream_t stream);
 template <typename T, typename S>

@@ -6,15 +6,15 @@
 namespace hierad::kernels::attention {
 
 // kTiles x 16 keys. kHoldK, kHoldV: K, V stay in registers too.
-template <int DP, int kTiles, bool kHoldK, bool kHoldV>
+template <typename T, int DP, int kTiles, bool kHoldK, bool kHoldV>
 struct KeyRows {
   static constexpr int kStride = DP + kPad;
   float dk[kTiles][DP / 8][4] = {}, dv[kTiles][DP / 8][4] = {};
   uint32_t k_held[kHoldK ? kTiles : 1][kHoldK ? DP / 16 : 1][4], v_held[kHoldV ? kTiles : 1][kHoldV ? DP / 16 : 1][4];
-  const bf16 *k, *v;
+  const T *k, *v;
   int valid;   // keys that count; the scores of the rest may be infinite, and are kept from dQ
 
-  __device__ KeyRows(const bf16* keys, const bf16* values, int valid_keys) : k(keys), v(values), valid(valid_keys) {
+  __device__ KeyRows(const T* keys, const T* values, int valid_keys) : k(keys), v(values), valid(valid_keys) {
 #pragma unroll
     for (int m = 0; m < kTiles; ++m) {
 #pragma unroll
@@ -28,7 +28,7 @@ struct KeyRows {
   // q, d_o: kGroups x 16 queries. `lse` is in units of log2 if kLog2, and natural otherwise. ds_KQ (stride `ds_stride`)
   // receives dS^T without the factor `scale` if kWrite; so does dk, until it is stored.
   template <int kGroups, bool kWrite, bool kLog2>
-  __device__ void Queries(const bf16* q, const bf16* d_o, const float* lse, const float* delta, float scale, bf16* ds_KQ, int ds_stride) {
+  __device__ void Queries(const T* q, const T* d_o, const float* lse, const float* delta, float scale, T* ds_KQ, int ds_stride) {
     float s[kTiles][2 * kGroups][4] = {}, dp[kTiles][2 * kGroups][4] = {};
     Product<kGroups, false>(s, q);
     Product<kGroups, true>(dp, d_o);
@@ -55,8 +55,8 @@ struct KeyRows {
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
           const int n = 2 * j + (i >> 1), e = (i & 1) * 2;
-          p_KQ[m][i] = Pack(s[m][n][e], s[m][n][e + 1]);
-          ds[m][i] = Pack(dp[m][n][e], dp[m][n][e + 1]);
+          p_KQ[m][i] = PackPair<T>(s[m][n][e], s[m][n][e + 1]);
+          ds[m][i] = PackPair<T>(dp[m][n][e], dp[m][n][e + 1]);
           if (kWrite) {
             const int row = m * 16 + g + (i & 1) * 8;
             *reinterpret_cast<uint32_t*>(ds_KQ + row * ds_stride + n * 8 + 2 * t) = row < valid ? ds[m][i] : 0;
@@ -70,10 +70,10 @@ struct KeyRows {
         LoadBTransposed(c, q + j * 16 * kStride + n * 16, kStride);
 #pragma unroll
         for (int m = 0; m < kTiles; ++m) {
-          Mma(dv[m][2 * n], p_KQ[m], b[0], b[1]);
-          Mma(dv[m][2 * n + 1], p_KQ[m], b[2], b[3]);
-          Mma(dk[m][2 * n], ds[m], c[0], c[1]);
-          Mma(dk[m][2 * n + 1], ds[m], c[2], c[3]);
+          Mma<T>(dv[m][2 * n], p_KQ[m], b[0], b[1]);
+          Mma<T>(dv[m][2 * n + 1], p_KQ[m], b[2], b[3]);
+          Mma<T>(dk[m][2 * n], ds[m], c[0], c[1]);
+          Mma<T>(dk[m][2 * n + 1], ds[m], c[2], c[3]);
         }
       }
     }
@@ -81,7 +81,7 @@ struct KeyRows {
 
   // c = K q^T, or V d_o^T if kValues.
   template <int kGroups, bool kValues>
-  __device__ void Product(float (&c)[kTiles][2 * kGroups][4], const bf16* queries) {
+  __device__ void Product(float (&c)[kTiles][2 * kGroups][4], const T* queries) {
 #pragma unroll
     for (int kc = 0; kc < DP / 16; ++kc) {
       uint32_t a[kTiles][4];
@@ -100,14 +100,14 @@ struct KeyRows {
         LoadB(b, queries + j * 16 * kStride + kc * 16, kStride);
 #pragma unroll
         for (int m = 0; m < kTiles; ++m) {
-          Mma(c[m][2 * j], a[m], b[0], b[1]);
-          Mma(c[m][2 * j + 1], a[m], b[2], b[3]);
+          Mma<T>(c[m][2 * j], a[m], b[0], b[1]);
+          Mma<T>(c[m][2 * j + 1], a[m], b[2], b[3]);
         }
       }
     }
   }
 
-  __device__ void Store(const Unit& u, int first, float scale, bf16* dqkv) {
+  __device__ void Store(const Unit& u, int first, float scale, T* dqkv) {
 #pragma unroll
     for (int m = 0; m < kTiles; ++m) {
       StoreRows<DP>(u, dk[m], scale, scale, 1, first + m * 16, dqkv);

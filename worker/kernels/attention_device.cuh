@@ -15,10 +15,9 @@ namespace hierad::kernels::attention {
 
 constexpr float kLog2E = 1.4426950408889634f;
 constexpr int kPad = 8;          // elements after each row in shared memory: rows fall on different banks
+constexpr int kElementBytes = 2;   // of T, bf16 or half
 // Shared memory that a block takes at most: 99 KiB on some cards, which streaming kernels keep within.
 inline int SharedBytes() { return std::min(224 << 10, ThisCard().shared_bytes); }
-
-using bf16 = __nv_bfloat16;
 
 // Addresses of one (b, w, h); heads fastest, as in memory. A row is a token's head_dim elements.
 struct Unit {
@@ -54,18 +53,18 @@ __device__ void EachPieceOfRows(int rows, int thread, int threads, Take take) {
 
 // Starts copying rows [first, first + rows) of k (which 1) or v (2), or of an array laid out as o (which -1), into `to`
 // [rows][DP + kPad]; zeros beyond the last row and head_dim.
-template <int DP>
-__device__ void CopyRows(const Unit& u, const bf16* from, int which, int first, int rows, bf16* to, int thread, int threads) {
+template <int DP, typename T>
+__device__ void CopyRows(const Unit& u, const T* from, int which, int first, int rows, T* to, int thread, int threads) {
   const int count = (which < 0 ? u.queries : u.keys) - first, stride = which < 0 ? u.out_stride : u.qkv_stride;
-  const bf16* row0 = from + (which < 0 ? u.Out(first) : u.Qkv(first, which));
+  const T* row0 = from + (which < 0 ? u.Out(first) : u.Qkv(first, which));
   EachPieceOfRows<DP>(rows, thread, threads, [&](int row, int column) {
     CopyAsync(to + row * (DP + kPad) + column, row0 + int64_t(row) * stride + column, row < count && column < u.head_dim);
   });
 }
 
 // Queries, pooled. Forward: argmax is found and stored; backward: it is followed. Without pooling only starts the copies.
-template <int DP, bool kFind>
-__device__ void LoadQueries(const Unit& u, const bf16* qkv, uint8_t* argmax, int q_stride, int first, int rows, bf16* to,
+template <int DP, bool kFind, typename T>
+__device__ void LoadQueries(const Unit& u, const T* qkv, uint8_t* argmax, int q_stride, int first, int rows, T* to,
                             int thread, int threads) {
   if (q_stride == 1) {   // the queries' count is the keys'
     CopyRows<DP>(u, qkv, 0, first, rows, to, thread, threads);
@@ -74,12 +73,12 @@ __device__ void LoadQueries(const Unit& u, const bf16* qkv, uint8_t* argmax, int
   EachPieceOfRows<DP>(rows, thread, threads, [&](int row, int column) {
     const int t = first + row;
     uint4 best4 = make_uint4(0, 0, 0, 0);
-    bf16* best = reinterpret_cast<bf16*>(&best4);
+    T* best = reinterpret_cast<T*>(&best4);
     if (t < u.queries && column < u.head_dim) {
       uint2 stored = make_uint2(0, 0);
       uint8_t* which = reinterpret_cast<uint8_t*>(&stored);
       if (!kFind) stored = __ldg(reinterpret_cast<const uint2*>(argmax + u.Out(t) + column));
-      const bf16* from = qkv + u.Qkv(t, 0) + column;
+      const T* from = qkv + u.Qkv(t, 0) + column;
       const int64_t step = int64_t(u.queries) * u.qkv_stride;
       for (int s0 = 0; s0 < q_stride; s0 += 4) {   // four reads under way at once
         uint4 v4[4];
@@ -87,12 +86,12 @@ __device__ void LoadQueries(const Unit& u, const bf16* qkv, uint8_t* argmax, int
         for (int i = 0; i < 4; ++i) v4[i] = s0 + i < q_stride ? __ldg(reinterpret_cast<const uint4*>(from + (s0 + i) * step)) : best4;
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
-          const bf16* v = reinterpret_cast<const bf16*>(&v4[i]);
+          const T* v = reinterpret_cast<const T*>(&v4[i]);
           const int s = s0 + i;
           if (s >= q_stride) break;
 #pragma unroll
           for (int e = 0; e < 8; ++e) {
-            if (kFind ? s == 0 || __bfloat162float(v[e]) > __bfloat162float(best[e]) : which[e] == s) {
+            if (kFind ? s == 0 || ToFloat(v[e]) > ToFloat(best[e]) : which[e] == s) {
               best[e] = v[e];
               if (kFind) which[e] = uint8_t(s);
             }
@@ -107,8 +106,8 @@ __device__ void LoadQueries(const Unit& u, const bf16* qkv, uint8_t* argmax, int
 
 // sum over D of o * d_o of `rows` queries (a multiple of 8; 0 beyond the last); lse in units of log2, +inf beyond the last:
 // such probabilities vanish. Reads global memory only, so it runs while copies are under way.
-template <int DP>
-__device__ void LoadRowSums(const Unit& u, const bf16* o, const bf16* d_o, const float* lse, int first, int rows, float* lse2,
+template <int DP, typename T>
+__device__ void LoadRowSums(const Unit& u, const T* o, const T* d_o, const float* lse, int first, int rows, float* lse2,
                             float* delta, int thread, int threads) {
   const int c0 = (thread & 3) * 8;
   for (int row = thread >> 2; row < rows; row += threads >> 2) {   // a warp has eight rows: all of it is here or none
@@ -127,10 +126,10 @@ __device__ void LoadRowSums(const Unit& u, const bf16* o, const bf16* d_o, const
     float sum = 0;
 #pragma unroll
     for (int i = 0; i < (DP + 31) / 32; ++i) {
-      const __nv_bfloat162 *p = reinterpret_cast<const __nv_bfloat162*>(&x[i]), *q = reinterpret_cast<const __nv_bfloat162*>(&y[i]);
+      const unsigned *p = reinterpret_cast<const unsigned*>(&x[i]), *q = reinterpret_cast<const unsigned*>(&y[i]);
 #pragma unroll
       for (int e = 0; e < 4; ++e) {
-        const float2 f = __bfloat1622float2(p[e]), h = __bfloat1622float2(q[e]);
+        const float2 f = UnpackPair<T>(p[e]), h = UnpackPair<T>(q[e]);
         sum += f.x * h.x + f.y * h.y;
       }
     }
@@ -140,9 +139,9 @@ __device__ void LoadRowSums(const Unit& u, const bf16* o, const bf16* d_o, const
   }
 }
 
-// Gives each lane whole 16-byte pieces of an accumulator of 16 rows x DP columns, as bf16, rows scaled:
+// Gives each lane whole 16-byte pieces of an accumulator of 16 rows x DP columns, in T, rows scaled:
 // put(row, column, piece), without shared memory. Four lanes that hold a row transpose its pieces among them.
-template <int DP, typename Put>
+template <int DP, typename T, typename Put>
 __device__ void EachPiece(const float (&c)[DP / 8][4], float scale0, float scale1, Put put) {
   const int g = (threadIdx.x & 31) >> 2, t = threadIdx.x & 3;
 #pragma unroll
@@ -154,7 +153,7 @@ __device__ void EachPiece(const float (&c)[DP / 8][4], float scale0, float scale
 #pragma unroll
       for (int j = 0; j < 4; ++j) {
         const int from = n + j < DP / 8 ? n + j : 0;   // beyond the last: anything
-        r[j] = Pack(c[from][2 * half] * scale, c[from][2 * half + 1] * scale);
+        r[j] = PackPair<T>(c[from][2 * half] * scale, c[from][2 * half + 1] * scale);
       }
       const bool odd = t & 1, high = t & 2;
       const uint32_t a = __shfl_xor_sync(~0u, odd ? r[0] : r[1], 1), b = __shfl_xor_sync(~0u, odd ? r[2] : r[3], 1);
@@ -167,9 +166,9 @@ __device__ void EachPiece(const float (&c)[DP / 8][4], float scale0, float scale
 }
 
 // An accumulator to rows [first, first + 16) of k, v or an array laid out as o.
-template <int DP>
-__device__ void StoreRows(const Unit& u, const float (&c)[DP / 8][4], float scale0, float scale1, int which, int first, bf16* to) {
-  EachPiece<DP>(c, scale0, scale1, [&](int row, int column, uint4 piece) {
+template <int DP, typename T>
+__device__ void StoreRows(const Unit& u, const float (&c)[DP / 8][4], float scale0, float scale1, int which, int first, T* to) {
+  EachPiece<DP, T>(c, scale0, scale1, [&](int row, int column, uint4 piece) {
     const int t = first + row;
     if (t < (which < 0 ? u.queries : u.keys) && column < u.head_dim) {
       *reinterpret_cast<uint4*>(to + (which < 0 ? u.Out(t) : u.Qkv(t, which)) + column) = piece;
@@ -178,7 +177,8 @@ __device__ void StoreRows(const Unit& u, const float (&c)[DP / 8][4], float scal
 }
 
 // Eight columns of a query's gradient: to every position that the pool looked at, zero where it did not choose.
-__device__ inline void StoreQueryPiece(const Unit& u, int q_stride, const uint8_t* argmax, int t, int column, uint4 piece, bf16* dqkv) {
+template <typename T>
+__device__ void StoreQueryPiece(const Unit& u, int q_stride, const uint8_t* argmax, int t, int column, uint4 piece, T* dqkv) {
   if (t >= u.queries || column >= u.head_dim) return;
   if (q_stride == 1) {
     *reinterpret_cast<uint4*>(dqkv + u.Qkv(t, 0) + column) = piece;
@@ -186,12 +186,12 @@ __device__ inline void StoreQueryPiece(const Unit& u, int q_stride, const uint8_
   }
   const uint2 stored = __ldg(reinterpret_cast<const uint2*>(argmax + u.Out(t) + column));
   const uint8_t* which = reinterpret_cast<const uint8_t*>(&stored);
-  const bf16* v = reinterpret_cast<const bf16*>(&piece);
+  const T* v = reinterpret_cast<const T*>(&piece);
   for (int s = 0; s < q_stride; ++s) {
     uint4 out;
-    bf16* e = reinterpret_cast<bf16*>(&out);
+    T* e = reinterpret_cast<T*>(&out);
 #pragma unroll
-    for (int j = 0; j < 8; ++j) e[j] = which[j] == s ? v[j] : __float2bfloat16(0.0f);
+    for (int j = 0; j < 8; ++j) e[j] = which[j] == s ? v[j] : FromFloat<T>(0.0f);
     *reinterpret_cast<uint4*>(dqkv + u.Qkv(s * u.queries + t, 0) + column) = out;
   }
 }
@@ -221,33 +221,35 @@ inline int WarpsFor(int rows, int rows_a_warp, int registers, int fixed_bytes, i
 }
 
 // The arguments of the launches.
+template <typename T>
 struct ForwardArgs {
-  const bf16* qkv;
-  bf16* o;
+  const T* qkv;
+  T* o;
   float* lse;
   uint8_t* argmax;
 };
+template <typename T>
 struct BackwardArgs {
-  const bf16 *qkv, *o, *d_o;
+  const T *qkv, *o, *d_o;
   const float* lse;
   const uint8_t* argmax;
-  bf16* dqkv;
+  T* dqkv;
   float* delta;   // sum over D of o * d_o, lse's size
 };
 
 // Each for head_dim up to DP, a multiple of 16 up to 128; instantiated in the file of its name.
-template <int DP>
-cudaError_t LaunchForward(const AttentionShape& shape, const ForwardArgs& args, cudaStream_t stream);
+template <int DP, typename T>
+cudaError_t LaunchForward(const AttentionShape& shape, const ForwardArgs<T>& args, cudaStream_t stream);
 // Short windows, whole in shared memory, every product once.
 template <int DP>
 bool ShortBackwardFits(const AttentionShape& shape);
-template <int DP>
-cudaError_t LaunchShortBackward(const AttentionShape& shape, const BackwardArgs& args, cudaStream_t stream);
+template <int DP, typename T>
+cudaError_t LaunchShortBackward(const AttentionShape& shape, const BackwardArgs<T>& args, cudaStream_t stream);
 // Any length, in two passes (dK and dV; dQ) that compute the scores each.
 template <int DP>
 bool WholeBackwardFits(const AttentionShape& shape);
-template <int DP>
-cudaError_t LaunchTwoPassBackward(const AttentionShape& shape, bool whole, const BackwardArgs& args, cudaStream_t stream);
+template <int DP, typename T>
+cudaError_t LaunchTwoPassBackward(const AttentionShape& shape, bool whole, const BackwardArgs<T>& args, cudaStream_t stream);
 
 #define HIERAD_EACH_HEAD_DIM(X) X(16) X(32) X(48) X(64) X(80) X(96) X(112) X(128)
 

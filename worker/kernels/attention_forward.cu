@@ -1,4 +1,4 @@
-// Attention forward on the tensor cores (bf16 products, fp32 sums and softmax), one pass with a running softmax. A warp holds
+// Attention forward on the tensor cores (products of bf16 or fp16, fp32 sums and softmax), one pass with a running softmax. A warp holds
 // 16 or 32 queries: whoever reads keys from shared memory for 32 queries reads half as often, and these reads, not the
 // products, are what narrow heads wait for. Short windows lie whole in shared memory, several a block; long ones stream
 // through two buffers, the next tile of keys under way while one is worked on.
@@ -14,15 +14,15 @@ __host__ __device__ constexpr int QueryTiles(int dp) { return dp <= 96 ? 2 : 1; 
 __host__ __device__ constexpr int StreamedRegisters(int dp) { return dp <= 32 ? 128 : dp <= 96 ? 168 : 200; }
 
 // Running softmax of kTiles x 16 queries against tiles of keys. kHold: the queries stay in registers.
-template <int DP, int kTiles, bool kHold>
+template <typename T, int DP, int kTiles, bool kHold>
 struct ForwardRows {
   static constexpr int kStride = DP + kPad;
   float o[kTiles][DP / 8][4] = {};
   float peak[kTiles][2], sum[kTiles][2];   // the peak in units of log2, of scaled scores; scores may lie a little above it
   uint32_t held[kHold ? kTiles : 1][kHold ? DP / 16 : 1][4];
-  const bf16* q;
+  const T* q;
 
-  __device__ explicit ForwardRows(const bf16* queries) : q(queries) {
+  __device__ explicit ForwardRows(const T* queries) : q(queries) {
 #pragma unroll
     for (int m = 0; m < kTiles; ++m) {
       peak[m][0] = peak[m][1] = -INFINITY, sum[m][0] = sum[m][1] = 0;
@@ -34,7 +34,7 @@ struct ForwardRows {
   }
 
   // k and v: `rows` rows (a multiple of 16), of which the first `valid` (1 or more) count.
-  __device__ void Tile(const bf16* k, const bf16* v, int rows, int valid, float scale) {
+  __device__ void Tile(const T* k, const T* v, int rows, int valid, float scale) {
     // Keys a step: registers decide how many blocks share a multiprocessor.
     constexpr int kStep = DP <= 96 ? 32 : 16;
     int n0 = 0;
@@ -44,7 +44,7 @@ struct ForwardRows {
 
   // kPairs x 16 keys; with kMask only the first `valid` of them.
   template <int kPairs, bool kMask>
-  __device__ void Keys(const bf16* k, const bf16* v, int valid, float scale) {
+  __device__ void Keys(const T* k, const T* v, int valid, float scale) {
     float s[kTiles][2 * kPairs][4] = {};
 #pragma unroll
     for (int kc = 0; kc < DP / 16; ++kc) {
@@ -60,8 +60,8 @@ struct ForwardRows {
 #pragma unroll
         for (int m = 0; m < kTiles; ++m) {
           const uint32_t(&row)[4] = kHold ? held[kHold ? m : 0][kHold ? kc : 0] : a[m];
-          Mma(s[m][2 * p], row, b[0], b[1]);
-          Mma(s[m][2 * p + 1], row, b[2], b[3]);
+          Mma<T>(s[m][2 * p], row, b[0], b[1]);
+          Mma<T>(s[m][2 * p + 1], row, b[2], b[3]);
         }
       }
     }
@@ -73,7 +73,7 @@ struct ForwardRows {
 #pragma unroll
       for (int m = 0; m < kTiles; ++m) {
 #pragma unroll
-        for (int i = 0; i < 4; ++i) a[m][i] = Pack(s[m][2 * p + (i >> 1)][(i & 1) * 2], s[m][2 * p + (i >> 1)][(i & 1) * 2 + 1]);
+        for (int i = 0; i < 4; ++i) a[m][i] = PackPair<T>(s[m][2 * p + (i >> 1)][(i & 1) * 2], s[m][2 * p + (i >> 1)][(i & 1) * 2 + 1]);
       }
 #pragma unroll
       for (int n = 0; n < DP / 16; ++n) {
@@ -81,8 +81,8 @@ struct ForwardRows {
         LoadBTransposed(b, v + p * 16 * kStride + n * 16, kStride);
 #pragma unroll
         for (int m = 0; m < kTiles; ++m) {
-          Mma(o[m][2 * n], a[m], b[0], b[1]);
-          Mma(o[m][2 * n + 1], a[m], b[2], b[3]);
+          Mma<T>(o[m][2 * n], a[m], b[0], b[1]);
+          Mma<T>(o[m][2 * n + 1], a[m], b[2], b[3]);
         }
       }
     }
@@ -130,7 +130,7 @@ struct ForwardRows {
     }
   }
 
-  __device__ void Store(const Unit& u, int first, bf16* out, float* lse) {
+  __device__ void Store(const Unit& u, int first, T* out, float* lse) {
     const int g = (threadIdx.x & 31) >> 2, t = threadIdx.x & 3;
 #pragma unroll
     for (int m = 0; m < kTiles; ++m) {
@@ -147,8 +147,8 @@ struct ForwardRows {
 };
 
 // blockDim = (32 * warps of a unit, units of a block): all keys of a unit at once; each warp takes query tiles in turn.
-template <int DP>
-__global__ void __maxnreg__(DP <= 48 ? 80 : DP <= 96 ? 96 : 168) ShortForward(AttentionShape shape, ForwardArgs args) {
+template <int DP, typename T>
+__global__ void __maxnreg__(DP <= 48 ? 80 : DP <= 96 ? 96 : 168) ShortForward(AttentionShape shape, ForwardArgs<T> args) {
   BeginKernel();
   extern __shared__ uint4 memory[];
   constexpr int kStride = DP + kPad;
@@ -157,9 +157,9 @@ __global__ void __maxnreg__(DP <= 48 ? 80 : DP <= 96 ? 96 : 168) ShortForward(At
   const int64_t unit = blockIdx.x * int64_t(blockDim.y) + threadIdx.y;
   const bool there = unit < shape.units();
   const Unit u(shape, there ? unit : 0);
-  bf16* k = reinterpret_cast<bf16*>(memory) + threadIdx.y * (2 * key_rows + query_rows) * kStride;
-  bf16* v = k + key_rows * kStride;
-  bf16* q = v + key_rows * kStride;
+  T* k = reinterpret_cast<T*>(memory) + threadIdx.y * (2 * key_rows + query_rows) * kStride;
+  T* v = k + key_rows * kStride;
+  T* q = v + key_rows * kStride;
   if (there) {
     LoadQueries<DP, true>(u, args.qkv, args.argmax, shape.q_stride, 0, query_rows, q, thread, threads);
     CopyRows<DP>(u, args.qkv, 1, 0, key_rows, k, thread, threads);
@@ -171,26 +171,26 @@ __global__ void __maxnreg__(DP <= 48 ? 80 : DP <= 96 ? 96 : 168) ShortForward(At
   if (!there) return;
   const float scale = rsqrtf(float(shape.head_dim)) * kLog2E;
   for (int row = warp * 16; row < query_rows; row += warps * 16) {
-    ForwardRows<DP, 1, false> rows(q + row * kStride);
+    ForwardRows<T, DP, 1, false> rows(q + row * kStride);
     rows.Tile(k, v, key_rows, shape.keys, scale);
     rows.Store(u, row, args.o, args.lse);
   }
 }
 
 // A block owns warps x QueryTiles x 16 queries of a unit (its blocks are neighbours: the keys come from the L2 cache).
-template <int DP>
-__global__ void __maxnreg__(StreamedRegisters(DP)) StreamedForward(AttentionShape shape, int groups, ForwardArgs args) {
+template <int DP, typename T>
+__global__ void __maxnreg__(StreamedRegisters(DP)) StreamedForward(AttentionShape shape, int groups, ForwardArgs<T> args) {
   BeginKernel();
   extern __shared__ uint4 memory[];
   constexpr int kStride = DP + kPad, kTiles = QueryTiles(DP), kKeys = KeysOfTile(DP);
   const int thread = threadIdx.x, threads = blockDim.x, own = thread / 32 * kTiles * 16, rows = threads / 32 * kTiles * 16;
   const Unit u(shape, blockIdx.x / groups);
   const int first = int(blockIdx.x % groups) * rows;
-  bf16* q = reinterpret_cast<bf16*>(memory);
-  bf16* buffers = q + rows * kStride;   // [2][k, v][kKeys]
+  T* q = reinterpret_cast<T*>(memory);
+  T* buffers = q + rows * kStride;   // [2][k, v][kKeys]
   const float scale = rsqrtf(float(shape.head_dim)) * kLog2E;
   const auto fetch = [&](int tile) {
-    bf16* k = buffers + (tile & 1) * 2 * kKeys * kStride;
+    T* k = buffers + (tile & 1) * 2 * kKeys * kStride;
     CopyRows<DP>(u, args.qkv, 1, tile * kKeys, kKeys, k, thread, threads);
     CopyRows<DP>(u, args.qkv, 2, tile * kKeys, kKeys, k + kKeys * kStride, thread, threads);
     CommitCopies();
@@ -199,7 +199,7 @@ __global__ void __maxnreg__(StreamedRegisters(DP)) StreamedForward(AttentionShap
   fetch(0);
   WaitCopies<0>();
   __syncthreads();
-  ForwardRows<DP, kTiles, DP <= 64> state(q + own * kStride);
+  ForwardRows<T, DP, kTiles, DP <= 64> state(q + own * kStride);
   const bool idle = first + own >= u.queries;
   for (int tile = 0; tile * kKeys < u.keys; ++tile) {
     if (tile > 0) {
@@ -207,7 +207,7 @@ __global__ void __maxnreg__(StreamedRegisters(DP)) StreamedForward(AttentionShap
       __syncthreads();   // this tile is there, and nobody reads the other buffer any more
     }
     if ((tile + 1) * kKeys < u.keys) fetch(tile + 1);
-    const bf16* k = buffers + (tile & 1) * 2 * kKeys * kStride;
+    const T* k = buffers + (tile & 1) * 2 * kKeys * kStride;
     if (!idle) state.Tile(k, k + kKeys * kStride, kKeys, u.keys - tile * kKeys, scale);
   }
   if (!idle) state.Store(u, first + own, args.o, args.lse);
@@ -215,41 +215,43 @@ __global__ void __maxnreg__(StreamedRegisters(DP)) StreamedForward(AttentionShap
 
 template <int DP>
 int ShortBytes(const AttentionShape& s) {
-  return (2 * RoundUp(s.keys, 16) + RoundUp(s.queries(), 16)) * (DP + kPad) * int(sizeof(bf16));
+  return (2 * RoundUp(s.keys, 16) + RoundUp(s.queries(), 16)) * (DP + kPad) * kElementBytes;
 }
 
-template <int DP>
-cudaError_t LaunchShort(const AttentionShape& s, const ForwardArgs& args, cudaStream_t stream) {
+template <int DP, typename T>
+cudaError_t LaunchShort(const AttentionShape& s, const ForwardArgs<T>& args, cudaStream_t stream) {
   const int tiles = RoundUp(s.queries(), 16) / 16;
   // Where few queries look at many keys, more warps than have queries copy.
   const int copying = std::min(4, RoundUp(s.keys, 16) / 16);
   const int warps = tiles <= 8 ? std::max(tiles, copying) : std::min(8, (tiles + 1) / 2);
   const int units = std::max(1, std::min(4 / warps, (48 << 10) / ShortBytes<DP>(s))), bytes = units * ShortBytes<DP>(s);
-  if (cudaError_t e = AllowShared(ShortForward<DP>, bytes); e != cudaSuccess) return e;
+  if (cudaError_t e = AllowShared(ShortForward<DP, T>, bytes); e != cudaSuccess) return e;
   const dim3 grid(unsigned((s.units() + units - 1) / units)), block(unsigned(32 * warps), unsigned(units));
-  Launch(ShortForward<DP>, grid, block, bytes, stream, s, args);
+  Launch(ShortForward<DP, T>, grid, block, bytes, stream, s, args);
   return cudaGetLastError();
 }
 
-template <int DP>
-cudaError_t LaunchStreamed(const AttentionShape& s, const ForwardArgs& args, cudaStream_t stream) {
-  constexpr int kRows = QueryTiles(DP) * 16, kRowBytes = (DP + kPad) * int(sizeof(bf16)), kFixedBytes = 4 * KeysOfTile(DP) * kRowBytes;
+template <int DP, typename T>
+cudaError_t LaunchStreamed(const AttentionShape& s, const ForwardArgs<T>& args, cudaStream_t stream) {
+  constexpr int kRows = QueryTiles(DP) * 16, kRowBytes = (DP + kPad) * kElementBytes, kFixedBytes = 4 * KeysOfTile(DP) * kRowBytes;
   const int warps = WarpsFor(s.queries(), kRows, StreamedRegisters(DP), kFixedBytes, kRowBytes), groups = RoundUp(s.queries(), warps * kRows) / (warps * kRows);
   const int bytes = kFixedBytes + warps * kRows * kRowBytes;
-  if (cudaError_t e = AllowShared(StreamedForward<DP>, bytes); e != cudaSuccess) return e;
-  Launch(StreamedForward<DP>, unsigned(s.units() * groups), 32 * warps, bytes, stream, s, groups, args);
+  if (cudaError_t e = AllowShared(StreamedForward<DP, T>, bytes); e != cudaSuccess) return e;
+  Launch(StreamedForward<DP, T>, unsigned(s.units() * groups), 32 * warps, bytes, stream, s, groups, args);
   return cudaGetLastError();
 }
 
 }  // namespace
 
-template <int DP>
-cudaError_t LaunchForward(const AttentionShape& s, const ForwardArgs& args, cudaStream_t stream) {
+template <int DP, typename T>
+cudaError_t LaunchForward(const AttentionShape& s, const ForwardArgs<T>& args, cudaStream_t stream) {
   const bool is_short = s.path == 0 ? s.keys <= (DP <= 48 ? 256 : 112) : s.path == 1;
-  return is_short && ShortBytes<DP>(s) <= SharedBytes() ? LaunchShort<DP>(s, args, stream) : LaunchStreamed<DP>(s, args, stream);
+  return is_short && ShortBytes<DP>(s) <= SharedBytes() ? LaunchShort<DP, T>(s, args, stream) : LaunchStreamed<DP, T>(s, args, stream);
 }
 
-#define HIERAD_FORWARD(DP) template cudaError_t LaunchForward<DP>(const AttentionShape&, const ForwardArgs&, cudaStream_t);
+#define HIERAD_FORWARD(DP)                                                                                  \
+  template cudaError_t LaunchForward<DP, bf16>(const AttentionShape&, const ForwardArgs<bf16>&, cudaStream_t); \
+  template cudaError_t LaunchForward<DP, half>(const AttentionShape&, const ForwardArgs<half>&, cudaStream_t);
 HIERAD_EACH_HEAD_DIM(HIERAD_FORWARD)
 #undef HIERAD_FORWARD
 

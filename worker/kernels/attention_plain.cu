@@ -190,6 +190,7 @@ cudaError_t PlainAttentionBackward(const AttentionShape& s, const T* qkv, const 
 HIERAD_PLAIN(float, float)
 HIERAD_PLAIN(double, double)
 HIERAD_PLAIN(__nv_bfloat16, float)
+HIERAD_PLAIN(__half, float)
 #undef HIERAD_PLAIN
 
 cudaError_t AttentionForward(const AttentionShape& s, const float* qkv, float* o, float* lse, uint8_t* argmax, cudaStream_t stream) {

@@ -11,8 +11,8 @@ namespace {
 __host__ __device__ constexpr int Columns(int dp) { return dp == 80 ? 80 : dp % 48 == 0 ? 48 : dp % 32 == 0 ? 32 : 16; }   // of a task of dQ
 
 // dQ of 16 queries from row `m` on and Columns(DP) columns from `n` on: dS K over all keys.
-template <int DP>
-__device__ void QueryGradient(const Unit& u, const BackwardArgs& args, int q_stride, const bf16* ds, int ds_stride, const bf16* k, int key_rows,
+template <int DP, typename T>
+__device__ void QueryGradient(const Unit& u, const BackwardArgs<T>& args, int q_stride, const T* ds, int ds_stride, const T* k, int key_rows,
                               int first, int n, float scale) {
   constexpr int kStride = DP + kPad, kColumns = Columns(DP);
   float c[kColumns / 8][4] = {};
@@ -24,18 +24,18 @@ __device__ void QueryGradient(const Unit& u, const BackwardArgs& args, int q_str
     for (int i = 0; i < kColumns / 16; ++i) {
       uint32_t b[4];
       LoadBTransposed(b, k + kr * kStride + n + i * 16, kStride);
-      Mma(c[2 * i], a, b[0], b[1]);
-      Mma(c[2 * i + 1], a, b[2], b[3]);
+      Mma<T>(c[2 * i], a, b[0], b[1]);
+      Mma<T>(c[2 * i + 1], a, b[2], b[3]);
     }
   }
-  EachPiece<kColumns>(c, scale, scale, [&](int row, int column, uint4 piece) {
+  EachPiece<kColumns, T>(c, scale, scale, [&](int row, int column, uint4 piece) {
     StoreQueryPiece(u, q_stride, args.argmax, first + row, n + column, piece, args.dqkv);
   });
 }
 
 // blockDim = (32 * warps, units of a block); warp w owns key tile w. Queries pass in chunks of `chunk`.
-template <int DP>
-__global__ void __maxnreg__(DP <= 48 ? 128 : DP <= 96 ? 168 : 240) ShortBackward(AttentionShape shape, int chunk, BackwardArgs args) {
+template <int DP, typename T>
+__global__ void __maxnreg__(DP <= 48 ? 128 : DP <= 96 ? 168 : 240) ShortBackward(AttentionShape shape, int chunk, BackwardArgs<T> args) {
   BeginKernel();
   extern __shared__ uint4 memory[];
   constexpr int kStride = DP + kPad;
@@ -46,11 +46,11 @@ __global__ void __maxnreg__(DP <= 48 ? 128 : DP <= 96 ? 168 : 240) ShortBackward
   const bool there = unit < shape.units();
   const Unit u(shape, there ? unit : 0);
   const int elements = 2 * (key_rows + query_rows) * kStride + key_rows * ds_stride + 4 * query_rows;   // row sums: 2 floats each
-  bf16* k = reinterpret_cast<bf16*>(memory) + threadIdx.y * elements;
-  bf16* v = k + key_rows * kStride;
-  bf16* q = v + key_rows * kStride;
-  bf16* go = q + query_rows * kStride;
-  bf16* ds = go + query_rows * kStride;
+  T* k = reinterpret_cast<T*>(memory) + threadIdx.y * elements;
+  T* v = k + key_rows * kStride;
+  T* q = v + key_rows * kStride;
+  T* go = q + query_rows * kStride;
+  T* ds = go + query_rows * kStride;
   float* lse2 = reinterpret_cast<float*>(ds + key_rows * ds_stride);
   float* delta = lse2 + query_rows;
   const float scale = rsqrtf(float(shape.head_dim));
@@ -65,7 +65,7 @@ __global__ void __maxnreg__(DP <= 48 ? 128 : DP <= 96 ? 168 : 240) ShortBackward
   WaitCopies<0>();
   __syncthreads();
   const int row = warp * 16;
-  KeyRows<DP, 1, DP <= 48, DP <= 48> keys(k + row * kStride, v + row * kStride, shape.keys - row);
+  KeyRows<T, DP, 1, DP <= 48, DP <= 48> keys(k + row * kStride, v + row * kStride, shape.keys - row);
   for (int q0 = 0; q0 < query_rows; q0 += chunk) {
     const int rows = min(chunk, query_rows - q0);
     if (there) {
@@ -99,7 +99,7 @@ struct ShortPlan {
     const int key_rows = RoundUp(s.keys, 16), query_rows = RoundUp(s.queries(), 16);
     // One chunk where that is little more: each costs two barriers.
     const int chunk = query_rows <= 128 ? query_rows : 64;
-    return {key_rows / 16, chunk, (2 * (key_rows + query_rows) * (DP + kPad) + key_rows * (chunk + kPad) + 4 * query_rows) * int(sizeof(bf16))};
+    return {key_rows / 16, chunk, (2 * (key_rows + query_rows) * (DP + kPad) + key_rows * (chunk + kPad) + 4 * query_rows) * kElementBytes};
   }
 };
 
@@ -111,20 +111,21 @@ bool ShortBackwardFits(const AttentionShape& s) {
   return plan.warps <= 8 && plan.unit_bytes <= SharedBytes();
 }
 
-template <int DP>
-cudaError_t LaunchShortBackward(const AttentionShape& s, const BackwardArgs& args, cudaStream_t stream) {
+template <int DP, typename T>
+cudaError_t LaunchShortBackward(const AttentionShape& s, const BackwardArgs<T>& args, cudaStream_t stream) {
   const ShortPlan plan = ShortPlan::Of<DP>(s);
   const int units = std::max(1, std::min(4 / plan.warps, (56 << 10) / plan.unit_bytes));
   const int bytes = units * plan.unit_bytes;
-  if (cudaError_t e = AllowShared(ShortBackward<DP>, bytes); e != cudaSuccess) return e;
+  if (cudaError_t e = AllowShared(ShortBackward<DP, T>, bytes); e != cudaSuccess) return e;
   const dim3 grid(unsigned((s.units() + units - 1) / units)), block(unsigned(32 * plan.warps), unsigned(units));
-  Launch(ShortBackward<DP>, grid, block, bytes, stream, s, plan.chunk, args);
+  Launch(ShortBackward<DP, T>, grid, block, bytes, stream, s, plan.chunk, args);
   return cudaGetLastError();
 }
 
-#define HIERAD_SHORT_BACKWARD(DP)                             \
-  template bool ShortBackwardFits<DP>(const AttentionShape&); \
-  template cudaError_t LaunchShortBackward<DP>(const AttentionShape&, const BackwardArgs&, cudaStream_t);
+#define HIERAD_SHORT_BACKWARD(DP)                                                                                     \
+  template bool ShortBackwardFits<DP>(const AttentionShape&);                                                         \
+  template cudaError_t LaunchShortBackward<DP, bf16>(const AttentionShape&, const BackwardArgs<bf16>&, cudaStream_t); \
+  template cudaError_t LaunchShortBackward<DP, half>(const AttentionShape&, const BackwardArgs<half>&, cudaStream_t);
 HIERAD_EACH_HEAD_DIM(HIERAD_SHORT_BACKWARD)
 #undef HIERAD_SHORT_BACKWARD
 

@@ -17,7 +17,7 @@ __device__ inline void LoadN(const T* p, float* v) {
     const unsigned w[4] = {words.x, words.y, words.z, words.w};
 #pragma unroll
     for (int k = 0; k < 4; ++k) {
-      const float2 pair = __bfloat1622float2(*reinterpret_cast<const __nv_bfloat162*>(&w[k]));
+      const float2 pair = UnpackPair<T>(w[k]);
       v[2 * k] = pair.x, v[2 * k + 1] = pair.y;
     }
   } else {
@@ -34,13 +34,7 @@ __device__ inline void StoreN(T* p, const float* v) {
   if constexpr (kWidth == 1) {
     p[0] = FromFloat<T>(v[0]);
   } else if constexpr (kWidth == 8 && sizeof(T) == 2) {
-    unsigned w[4];
-#pragma unroll
-    for (int k = 0; k < 4; ++k) {
-      const __nv_bfloat162 pair = __floats2bfloat162_rn(v[2 * k], v[2 * k + 1]);
-      w[k] = *reinterpret_cast<const unsigned*>(&pair);
-    }
-    *reinterpret_cast<uint4*>(p) = make_uint4(w[0], w[1], w[2], w[3]);
+    *reinterpret_cast<uint4*>(p) = make_uint4(PackPair<T>(v[0], v[1]), PackPair<T>(v[2], v[3]), PackPair<T>(v[4], v[5]), PackPair<T>(v[6], v[7]));
   } else {
 #pragma unroll
     for (int k = 0; k < kWidth; k += 4) Store4(p + k, make_float4(v[k], v[k + 1], v[k + 2], v[k + 3]));

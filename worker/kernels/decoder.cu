@@ -202,8 +202,10 @@ cudaError_t PutMasked(const MaskedShape& s, const void* rows, const uint8_t* kee
 }
 
 template cudaError_t FusionGather<bf16>(const FusionShape&, const float*, const int32_t*, bf16*, cudaStream_t);
+template cudaError_t FusionGather<half>(const FusionShape&, const float*, const int32_t*, half*, cudaStream_t);
 template cudaError_t FusionGather<float>(const FusionShape&, const float*, const int32_t*, float*, cudaStream_t);
 template cudaError_t FusionGatherBackward<bf16>(const FusionShape&, const bf16*, const int32_t*, float*, bool, cudaStream_t);
+template cudaError_t FusionGatherBackward<half>(const FusionShape&, const half*, const int32_t*, float*, bool, cudaStream_t);
 template cudaError_t FusionGatherBackward<float>(const FusionShape&, const float*, const int32_t*, float*, bool, cudaStream_t);
 
 #define HIERAD_INSTANTIATE(T)                                                                                                         \
@@ -212,6 +214,7 @@ template cudaError_t FusionGatherBackward<float>(const FusionShape&, const float
   template cudaError_t DecoderAssembleBackward<T>(const DecoderShape&, const float*, const uint8_t*, const int32_t*, T*, float*,      \
                                                   float*, float*, bool, cudaStream_t);
 HIERAD_INSTANTIATE(bf16)
+HIERAD_INSTANTIATE(half)
 HIERAD_INSTANTIATE(float)
 #undef HIERAD_INSTANTIATE
 

@@ -1,8 +1,9 @@
 // What the elementwise and row kernels share: conversions, four values at a time, sums over a warp and a block in a fixed
-// order, launch sizes. T: bf16 or float (the compute type); statistics, residual stream and parameter gradients are float.
+// order, launch sizes. T: bf16, half or float (the compute type); statistics, residual stream and parameter gradients are float.
 #pragma once
 
 #include <cuda_bf16.h>
+#include <cuda_fp16.h>
 #include <cuda_runtime.h>
 
 #include <algorithm>
@@ -17,21 +18,39 @@ using bf16 = __nv_bfloat16;
 
 __device__ inline float ToFloat(float v) { return v; }
 __device__ inline float ToFloat(bf16 v) { return __bfloat162float(v); }
+__device__ inline float ToFloat(half v) { return __half2float(v); }
 template <typename T> __device__ inline T FromFloat(float v);
 template <> __device__ inline float FromFloat<float>(float v) { return v; }
 template <> __device__ inline bf16 FromFloat<bf16>(float v) { return __float2bfloat16(v); }
+template <> __device__ inline half FromFloat<half>(float v) { return __float2half_rn(v); }
+
+// Two neighbours of a 16-bit T in a word.
+template <typename T> __device__ inline float2 UnpackPair(unsigned word);
+template <> __device__ inline float2 UnpackPair<bf16>(unsigned word) { return __bfloat1622float2(*reinterpret_cast<const __nv_bfloat162*>(&word)); }
+template <> __device__ inline float2 UnpackPair<half>(unsigned word) { return __half22float2(*reinterpret_cast<const __half2*>(&word)); }
+template <typename T> __device__ inline unsigned PackPair(float low, float high);
+template <> __device__ inline unsigned PackPair<bf16>(float low, float high) {
+  const __nv_bfloat162 v = __floats2bfloat162_rn(low, high);
+  return *reinterpret_cast<const unsigned*>(&v);
+}
+template <> __device__ inline unsigned PackPair<half>(float low, float high) {
+  const __half2 v = __floats2half2_rn(low, high);
+  return *reinterpret_cast<const unsigned*>(&v);
+}
 
 __device__ inline float4 Load4(const float* p) { return *reinterpret_cast<const float4*>(p); }
-__device__ inline float4 Load4(const bf16* p) {
+template <typename T>
+__device__ inline float4 Load4(const T* p) {
+  static_assert(sizeof(T) == 2);
   const uint2 v = *reinterpret_cast<const uint2*>(p);
-  const float2 a = __bfloat1622float2(*reinterpret_cast<const __nv_bfloat162*>(&v.x));
-  const float2 b = __bfloat1622float2(*reinterpret_cast<const __nv_bfloat162*>(&v.y));
+  const float2 a = UnpackPair<T>(v.x), b = UnpackPair<T>(v.y);
   return make_float4(a.x, a.y, b.x, b.y);
 }
 __device__ inline void Store4(float* p, float4 v) { *reinterpret_cast<float4*>(p) = v; }
-__device__ inline void Store4(bf16* p, float4 v) {
-  const __nv_bfloat162 a = __floats2bfloat162_rn(v.x, v.y), b = __floats2bfloat162_rn(v.z, v.w);
-  *reinterpret_cast<uint2*>(p) = make_uint2(*reinterpret_cast<const unsigned*>(&a), *reinterpret_cast<const unsigned*>(&b));
+template <typename T>
+__device__ inline void Store4(T* p, float4 v) {
+  static_assert(sizeof(T) == 2);
+  *reinterpret_cast<uint2*>(p) = make_uint2(PackPair<T>(v.x, v.y), PackPair<T>(v.z, v.w));
 }
 
 template <typename V>

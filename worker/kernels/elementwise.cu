@@ -1,4 +1,6 @@
 // GELU in its exact (erf) form, the residual stream with drop path, pooling of the shortcut, conversion of type.
+#include <type_traits>
+
 #include "worker/kernels/columns.cuh"
 #include "worker/kernels/device.cuh"
 #include "worker/kernels/drop_path.cuh"
@@ -7,6 +9,10 @@
 
 namespace hierad::kernels {
 namespace {
+
+// The approximation is good enough for what bf16 resolves, not for half.
+template <typename T>
+using GeluType = std::conditional_t<std::is_same_v<T, bf16>, bf16, float>;
 
 template <typename T, int kWidth>
 __global__ void GeluForward(const T* h, T* g, int64_t size) {
@@ -17,7 +23,7 @@ __global__ void GeluForward(const T* h, T* g, int64_t size) {
 #pragma unroll
     for (int k = 0; k < kWidth; ++k) {
       float derivative;
-      GeluBoth<T>(v[k], &v[k], &derivative);
+      GeluBoth<GeluType<T>>(v[k], &v[k], &derivative);
     }
     StoreN<kWidth>(g + i * kWidth, v);
   }
@@ -39,7 +45,7 @@ __global__ void __launch_bounds__(256) GeluBackwardParts(const T* h, const T* dg
 #pragma unroll
       for (int k = 0; k < kWidth; ++k) {
         float derivative;
-        GeluBoth<T>(x[k], &x[k], &derivative);
+        GeluBoth<GeluType<T>>(x[k], &x[k], &derivative);
         d[k] *= derivative;
         sum[k] += d[k];
       }
@@ -193,6 +199,8 @@ cudaError_t Cast(const From* from, To* to, int64_t size, cudaStream_t stream) {
 }
 template cudaError_t Cast<float, bf16>(const float*, bf16*, int64_t, cudaStream_t);
 template cudaError_t Cast<bf16, float>(const bf16*, float*, int64_t, cudaStream_t);
+template cudaError_t Cast<float, half>(const float*, half*, int64_t, cudaStream_t);
+template cudaError_t Cast<half, float>(const half*, float*, int64_t, cudaStream_t);
 template cudaError_t Cast<float, float>(const float*, float*, int64_t, cudaStream_t);
 
 #define HIERAD_INSTANTIATE(T)                                                                                                   \
@@ -205,6 +213,7 @@ template cudaError_t Cast<float, float>(const float*, float*, int64_t, cudaStrea
   template cudaError_t MaxPool<T>(const T*, float*, uint8_t*, int64_t, int64_t, int, cudaStream_t);                             \
   template cudaError_t MaxPoolBackward<T>(const float*, const uint8_t*, T*, int64_t, int64_t, int, cudaStream_t);
 HIERAD_INSTANTIATE(bf16)
+HIERAD_INSTANTIATE(half)
 HIERAD_INSTANTIATE(float)
 #undef HIERAD_INSTANTIATE
 

@@ -99,7 +99,7 @@ absl::StatusOr<GemmLibrary::Prepared*> GemmLibrary::Prepare(const GemmShape& s) 
   if (slot != nullptr) return slot.get();
   auto p = std::make_unique<Prepared>();
   p->shape = s;
-  const cudaDataType_t in = s.bf16 ? CUDA_R_16BF : CUDA_R_32F, out = s.bf16 && !s.wide_out ? CUDA_R_16BF : CUDA_R_32F;
+  const cudaDataType_t in = s.bf16 ? CUDA_R_16BF : s.f16 ? CUDA_R_16F : CUDA_R_32F, out = s.wide_out ? CUDA_R_32F : in;
   const cublasComputeType_t compute = s.tf32 ? CUBLAS_COMPUTE_32F_FAST_TF32 : CUBLAS_COMPUTE_32F;
   // Row-major c = a b is column-major c^T = b^T a^T: b comes first, and what is stored transposed for us is plain for it.
   const cublasOperation_t first = s.trans_b ? CUBLAS_OP_T : CUBLAS_OP_N, second = s.trans_a ? CUBLAS_OP_T : CUBLAS_OP_N;

@@ -1,9 +1,10 @@
 // Launchers of the step's kernels on a GPU, one for each operation of base/plan/plan.h, where the operations are defined;
-// the plain CPU references are in worker/kernels/reference. T: __nv_bfloat16 or float. Device pointers; every launcher
+// the plain CPU references are in worker/kernels/reference. T: __nv_bfloat16, __half or float. Device pointers; every launcher
 // enqueues on `stream` and returns the launch's error. Sums run in a fixed order: no atomics on floating point.
 #pragma once
 
 #include <cuda_bf16.h>
+#include <cuda_fp16.h>
 #include <cuda_runtime.h>
 
 #include <cstdint>
@@ -112,11 +113,12 @@ struct MaeLossShape {
   int64_t sample_size;
   bool norm_target, accumulate;
 };
+// record: of a step whose gradients are scaled, else nullptr.
 template <typename T>
-cudaError_t MaeLoss(const StepScalars* scalars, const MaeLossShape& shape, const T* pred, const float* x, const uint8_t* keep_mask,
-                    const int32_t* order, const int32_t* label_index, T* dpred, double* partials, cudaStream_t stream);
+cudaError_t MaeLoss(const StepScalars* scalars, const StepRecord* record, const MaeLossShape& shape, const T* pred, const float* x,
+                    const uint8_t* keep_mask, const int32_t* order, const int32_t* label_index, T* dpred, double* partials, cudaStream_t stream);
 template <typename T>
-cudaError_t CrossEntropy(const StepScalars* scalars, const T* logits, const int64_t* labels, T* dlogits, double* partials,
+cudaError_t CrossEntropy(const StepScalars* scalars, const StepRecord* record, const T* logits, const int64_t* labels, T* dlogits, double* partials,
                          int batch, int classes, bool accumulate, cudaStream_t stream);
 cudaError_t MeanTokens(const float* x, float* y, int batch, int tokens, int dim, cudaStream_t stream);
 cudaError_t MeanTokensBackward(const float* dy, float* dx, int batch, int tokens, int dim, cudaStream_t stream);
@@ -136,7 +138,7 @@ struct PartsSum {
 cudaError_t SumParts(const PartsSum* sums, int count, bool accumulate, cudaStream_t stream);
 // gradients nullptr: partials holds `size` sums of squares.
 cudaError_t GradientNorm(const StepScalars* scalars, const float* gradients, double* partials, const double* loss_partials,
-                         StepRecord* record, int64_t size, int batch, bool own_signals, cudaStream_t stream);
+                         StepRecord* record, int64_t size, int batch, bool own_signals, int64_t scale_growth_steps, cudaStream_t stream);
 // sum = squares of `values`, in fixed order; partials: kNormParts.
 cudaError_t SumOfSquares(const float* values, double* partials, double* sum, int64_t size, cudaStream_t stream);
 // `progress`: the host's memory, as the device sees it.

@@ -287,6 +287,7 @@ cudaError_t LayerNormBackward(const LayerNormGradient<T>& a, cudaStream_t stream
                                        const float*, const float*, T*, float*, float*, int64_t, int64_t, int, cudaStream_t);          \
   template cudaError_t LayerNormBackward<T>(const LayerNormGradient<T>&, cudaStream_t);
 HIERAD_INSTANTIATE(bf16)
+HIERAD_INSTANTIATE(half)
 HIERAD_INSTANTIATE(float)
 #undef HIERAD_INSTANTIATE
 

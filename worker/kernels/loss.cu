@@ -8,17 +8,23 @@ namespace {
 
 constexpr float kNormEpsilon = 1e-6f;
 
+// What a sample's gradient is multiplied by.
+__device__ inline double GradientWeight(const StepScalars* s, const StepRecord* record) {
+  return record == nullptr ? s->loss_weight : s->loss_weight * record->scale.value;
+}
+
 // A block a sample, a warp a token in turn: the sample's numerator is summed in a fixed order without a second pass. kValues of a
 // token's target stay in each lane, so that they are looked up once, all at a time; 0: tokens too large for that.
 template <typename T, int kValues>
-__global__ void __launch_bounds__(512) Mae(const StepScalars* s, MaeLossShape shape, const T* pred, const float* x, const uint8_t* keep_mask,
-                                           const int32_t* order, const int32_t* label_index, T* dpred, double* partials) {
+__global__ void __launch_bounds__(512) Mae(const StepScalars* s, const StepRecord* record, MaeLossShape shape, const T* pred, const float* x,
+                                           const uint8_t* keep_mask, const int32_t* order, const int32_t* label_index, T* dpred,
+                                           double* partials) {
   BeginKernel();
   __shared__ double sums[16];
   extern __shared__ int removed[];   // units, in order
   const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5, warps = blockDim.x >> 5, masked = shape.mask_units - shape.kept, dim = shape.pred_dim;
   const int64_t b = blockIdx.x;
-  const float weight = float(2.0 * s->loss_weight);
+  const float weight = float(2.0 * GradientWeight(s, record));
   const float* sample = x + b * shape.sample_size;
   double numerator = 0;
   for (int unit = threadIdx.x; unit < shape.mask_units; unit += blockDim.x) {
@@ -79,8 +85,8 @@ __global__ void __launch_bounds__(512) Mae(const StepScalars* s, MaeLossShape sh
 
 // A block a sample.
 template <typename T>
-__global__ void Entropy(const StepScalars* s, const T* logits, const int64_t* labels, T* dlogits, double* partials, int classes,
-                        bool accumulate) {
+__global__ void Entropy(const StepScalars* s, const StepRecord* record, const T* logits, const int64_t* labels, T* dlogits,
+                        double* partials, int classes, bool accumulate) {
   BeginKernel();
   __shared__ float shared[32];
   const int64_t b = blockIdx.x;
@@ -110,7 +116,7 @@ __global__ void Entropy(const StepScalars* s, const T* logits, const int64_t* la
   for (int c = threadIdx.x; c < classes; c += blockDim.x) sum += expf(ToFloat(z[c]) - most);
   const float total = BlockSum(sum, shared);
   const int64_t label = labels[b];
-  const float weight = float(s->loss_weight);
+  const float weight = float(GradientWeight(s, record));
   for (int c = threadIdx.x; c < classes; c += blockDim.x) {
     dz[c] = FromFloat<T>((expf(ToFloat(z[c]) - most) / total - (c == label ? 1.0f : 0.0f)) * weight);
   }
@@ -146,21 +152,22 @@ __global__ void Drop(const StepScalars* s, const int64_t* visit_ids, const T* x,
 }  // namespace
 
 template <typename T>
-cudaError_t MaeLoss(const StepScalars* scalars, const MaeLossShape& shape, const T* pred, const float* x, const uint8_t* keep_mask,
-                    const int32_t* order, const int32_t* label_index, T* dpred, double* partials, cudaStream_t stream) {
+cudaError_t MaeLoss(const StepScalars* scalars, const StepRecord* record, const MaeLossShape& shape, const T* pred, const float* x,
+                    const uint8_t* keep_mask, const int32_t* order, const int32_t* label_index, T* dpred, double* partials,
+                    cudaStream_t stream) {
   const size_t bytes = size_t(shape.mask_units - shape.kept) * sizeof(int);
   const auto kernel = shape.pred_dim <= 256 ? Mae<T, 8> : shape.pred_dim <= 768 ? Mae<T, 24> : shape.pred_dim <= 2048 ? Mae<T, 64> : Mae<T, 0>;
   if (bytes > 32 << 10) {
     if (cudaError_t e = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, int(bytes)); e != cudaSuccess) return e;
   }
-  Launch(kernel, unsigned(shape.batch), 512, bytes, stream, scalars, shape, pred, x, keep_mask, order, label_index, dpred, partials);
+  Launch(kernel, unsigned(shape.batch), 512, bytes, stream, scalars, record, shape, pred, x, keep_mask, order, label_index, dpred, partials);
   return cudaGetLastError();
 }
 
 template <typename T>
-cudaError_t CrossEntropy(const StepScalars* scalars, const T* logits, const int64_t* labels, T* dlogits, double* partials, int batch,
-                         int classes, bool accumulate, cudaStream_t stream) {
-  Launch(Entropy<T>, unsigned(batch), 256, 0, stream, scalars, logits, labels, dlogits, partials, classes, accumulate);
+cudaError_t CrossEntropy(const StepScalars* scalars, const StepRecord* record, const T* logits, const int64_t* labels, T* dlogits,
+                         double* partials, int batch, int classes, bool accumulate, cudaStream_t stream) {
+  Launch(Entropy<T>, unsigned(batch), 256, 0, stream, scalars, record, logits, labels, dlogits, partials, classes, accumulate);
   return cudaGetLastError();
 }
 
@@ -182,11 +189,13 @@ cudaError_t Dropout(const StepScalars* scalars, const int64_t* visit_ids, const 
 }
 
 #define HIERAD_INSTANTIATE(T)                                                                                                        \
-  template cudaError_t MaeLoss<T>(const StepScalars*, const MaeLossShape&, const T*, const float*, const uint8_t*, const int32_t*,   \
-                                  const int32_t*, T*, double*, cudaStream_t);                                                        \
-  template cudaError_t CrossEntropy<T>(const StepScalars*, const T*, const int64_t*, T*, double*, int, int, bool, cudaStream_t);     \
+  template cudaError_t MaeLoss<T>(const StepScalars*, const StepRecord*, const MaeLossShape&, const T*, const float*, const uint8_t*, \
+                                  const int32_t*, const int32_t*, T*, double*, cudaStream_t);                                                        \
+  template cudaError_t CrossEntropy<T>(const StepScalars*, const StepRecord*, const T*, const int64_t*, T*, double*, int, int, bool,  \
+                                       cudaStream_t);                                                                                \
   template cudaError_t Dropout<T>(const StepScalars*, const int64_t*, const T*, T*, int, int, double, cudaStream_t);
 HIERAD_INSTANTIATE(bf16)
+HIERAD_INSTANTIATE(half)
 HIERAD_INSTANTIATE(float)
 #undef HIERAD_INSTANTIATE
 

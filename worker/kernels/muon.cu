@@ -10,7 +10,7 @@ constexpr int kTile = 32, kTileRows = 8;   // a block of threads walks a tile of
 __device__ inline float Direction(float g, float m, float momentum, bool nesterov) { return nesterov ? g + (m - g) * momentum : m; }
 
 __device__ inline float Clip(const StepRecord* record, double clip_norm) {
-  return float(clip_norm > 0 ? fmin(1.0, clip_norm / (record->grad_norm + 1e-6)) : 1.0);
+  return float((clip_norm > 0 ? fmin(1.0, clip_norm / (record->grad_norm + 1e-6)) : 1.0) / record->scaled_by);
 }
 
 // A block a part of a matrix: the momentum, and the part's share of the squared norm.
@@ -126,6 +126,7 @@ cudaError_t MuonUpdate(const StepScalars* scalars, const StepRecord* record, con
   template cudaError_t MuonUpdate<T>(const StepScalars*, const StepRecord*, const MuonShape&, double, const T*, const int64_t*,            \
                                      const float*, float*, T*, cudaStream_t);
 HIERAD_INSTANTIATE(bf16)
+HIERAD_INSTANTIATE(half)
 HIERAD_INSTANTIATE(float)
 #undef HIERAD_INSTANTIATE
 

@@ -229,6 +229,7 @@ cudaError_t AddPositionBackward(const PositionShape& s, const float* dx, const u
   template cudaError_t AddPosition<T>(const PositionShape&, const T*, const float*, const float*, const int32_t*, const int32_t*,   \
                                       float*, cudaStream_t);
 HIERAD_INSTANTIATE(bf16)
+HIERAD_INSTANTIATE(half)
 HIERAD_INSTANTIATE(float)
 #undef HIERAD_INSTANTIATE
 

@@ -79,7 +79,7 @@ __global__ void SumPartials(const double* partials, double* sum) {
 }
 
 __global__ void Verdict(const StepScalars* s, const double* partials, int num_partials, const double* loss_partials, StepRecord* record,
-                        int batch, bool own_signals) {
+                        int batch, bool own_signals, int64_t scale_growth_steps) {
   BeginKernel();
   __shared__ double shared[32];
   double squares = 0, numerator = 0;
@@ -91,13 +91,18 @@ __global__ void Verdict(const StepScalars* s, const double* partials, int num_pa
   record->step = s->step;
   record->loss_numerator = numerator;
   record->loss = numerator * s->loss_weight;
-  record->grad_norm = sqrt(squares);
+  record->scaled_by = scale_growth_steps > 0 ? record->scale.value : 1;
+  record->grad_norm = sqrt(squares) / record->scaled_by;
   record->lr = s->lr;
   const bool finite = isfinite(record->loss) && isfinite(record->grad_norm);
   record->skipped = finite && !record->halted ? 0 : 1;
+  record->overflowed = 0;
   if (!record->halted) {
-    record->nan_in_row = finite ? 0 : record->nan_in_row + 1;
+    // A smaller scale may help where the loss is finite and its gradients are not.
+    record->overflowed = isfinite(record->loss) && !finite && record->scaled_by > kLeastLossScale ? 1 : 0;
+    if (!record->overflowed) record->nan_in_row = finite ? 0 : record->nan_in_row + 1;
     record->halted = s->nan_limit > 0 && record->nan_in_row >= s->nan_limit ? 1 : 0;
+    if (scale_growth_steps > 0) record->scale = NextLossScale(record->scale, isfinite(record->grad_norm), scale_growth_steps);
   }
   record->updates += record->skipped ? 0 : 1;
   if (own_signals) record->signals = s->signals;
@@ -112,7 +117,7 @@ __global__ void Adam(const StepScalars* s, const StepRecord* record, AdamWOption
   if (record->skipped) return;
   if (threadIdx.x == 0) {
     const double t = double(record->updates);
-    shared[0] = float(o.clip_norm > 0 ? fmin(1.0, o.clip_norm / (record->grad_norm + 1e-6)) : 1.0);
+    shared[0] = float((o.clip_norm > 0 ? fmin(1.0, o.clip_norm / (record->grad_norm + 1e-6)) : 1.0) / record->scaled_by);
     shared[1] = float(sqrt(1 - pow(o.beta2, t)));
     shared[2] = float(s->lr / (1 - pow(o.beta1, t)));
     shared[3] = float(s->lr * o.weight_decay);
@@ -183,9 +188,10 @@ cudaError_t SumParts(const PartsSum* sums, int count, bool accumulate, cudaStrea
 }
 
 cudaError_t GradientNorm(const StepScalars* scalars, const float* gradients, double* partials, const double* loss_partials,
-                         StepRecord* record, int64_t size, int batch, bool own_signals, cudaStream_t stream) {
+                         StepRecord* record, int64_t size, int batch, bool own_signals, int64_t scale_growth_steps, cudaStream_t stream) {
   if (gradients != nullptr) Launch(Squares, unsigned(kNormParts), 256, 0, stream, gradients, partials, size);
-  Launch(Verdict, 1, 1024, 0, stream, scalars, partials, gradients != nullptr ? int(kNormParts) : int(size), loss_partials, record, batch, own_signals);
+  Launch(Verdict, 1, 1024, 0, stream, scalars, partials, gradients != nullptr ? int(kNormParts) : int(size), loss_partials, record, batch, own_signals,
+         scale_growth_steps);
   return cudaGetLastError();
 }
 
@@ -204,9 +210,12 @@ cudaError_t AdamW(const StepScalars* scalars, const StepRecord* record, const Ad
 }
 
 template cudaError_t ColumnSum<bf16>(const bf16*, float*, int64_t, int, int, cudaStream_t);
+template cudaError_t ColumnSum<half>(const half*, float*, int64_t, int, int, cudaStream_t);
 template cudaError_t ColumnSum<float>(const float*, float*, int64_t, int, int, cudaStream_t);
 template cudaError_t AdamW<bf16>(const StepScalars*, const StepRecord*, const AdamWOptions&, float*, const float*, float*,
                                  const uint8_t*, const float*, bf16*, int64_t, cudaStream_t);
+template cudaError_t AdamW<half>(const StepScalars*, const StepRecord*, const AdamWOptions&, float*, const float*, float*,
+                                 const uint8_t*, const float*, half*, int64_t, cudaStream_t);
 template cudaError_t AdamW<float>(const StepScalars*, const StepRecord*, const AdamWOptions&, float*, const float*, float*,
                                   const uint8_t*, const float*, float*, int64_t, cudaStream_t);
 

@@ -115,6 +115,7 @@ absl::Status EventFile::Add(const v1::StepMetrics& m) {
     PutScalar("time/communication_s", m.communication_s(), &summary);
     PutScalar("time/optimizer_s", m.optimizer_s(), &summary);
   }
+  if (m.has_loss_scale()) PutScalar("loss_scale", m.loss_scale(), &summary);
   if (m.has_eval_loss()) PutScalar("eval/loss", m.eval_loss(), &summary);
   PutBytes(5, summary, &event);
   return Write(event);

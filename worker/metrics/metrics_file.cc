@@ -49,6 +49,7 @@ std::string MetricsLine(const v1::StepMetrics& m) {
     line["communication_s"] = Number(m.communication_s());
     line["optimizer_s"] = Number(m.optimizer_s());
   }
+  if (m.has_loss_scale()) line["loss_scale"] = Number(m.loss_scale());
   if (m.has_eval_loss()) line["eval_loss"] = Number(m.eval_loss());
   return line.dump();
 }
@@ -73,6 +74,7 @@ bool ParseMetricsLine(const std::string& text, v1::StepMetrics* m) {
       m->set_communication_s(NumberOf(line.at("communication_s")));
       m->set_optimizer_s(NumberOf(line.at("optimizer_s")));
     }
+    if (line.contains("loss_scale")) m->set_loss_scale(NumberOf(line["loss_scale"]));
     if (line.contains("eval_loss")) m->set_eval_loss(NumberOf(line["eval_loss"]));
     return true;
   } catch (const json::exception&) {

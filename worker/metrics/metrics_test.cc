@@ -109,6 +109,7 @@ TEST(MetricsLines, KeepEveryBitAndNonFiniteNumbersAsStrings) {
   m.set_grad_norm(std::numeric_limits<double>::infinity());
   m.set_lr(std::nextafter(1e-3, 1));
   m.set_skipped(true);
+  m.set_loss_scale(65536);
   m.set_time_ms(1'700'000'000'123);
   m.set_eval_loss(-std::numeric_limits<double>::infinity());
   v1::StepMetrics read;

@@ -1,6 +1,6 @@
 // The model's parameters on one device: flat fp32 buffers over the parameter table, and autograd leaves that are views
-// into them, so that all-reduce, norm and optimizer see one buffer each. In bf16, matrix products use leaves of a flat
-// bf16 copy; their gradients are added to the fp32 ones once per backward. Addresses never change. One thread.
+// into them, so that all-reduce, norm and optimizer see one buffer each. In bf16 and fp16, matrix products use leaves of a
+// flat copy in that type; their gradients are added to the fp32 ones once per backward. Addresses never change. One thread.
 #pragma once
 
 #include <cstdint>

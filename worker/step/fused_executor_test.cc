@@ -14,6 +14,7 @@
 #include "absl/strings/str_cat.h"
 #include "gtest/gtest.h"
 #include "base/plan/random_jobs.h"
+#include "worker/kernels/reference/types.h"
 #include "worker/step/fused_testing.h"
 
 namespace hierad {
@@ -82,7 +83,7 @@ TEST(FusedExecutorTest, PoisonChangesNoBit) {
   for (int i = 0; i < 40; ++i) {
     const v1::JobSpec job = jobs.Next();
     SCOPED_TRACE(job.model().ShortDebugString());
-    for (ComputeType compute : {ComputeType::kF64, ComputeType::kF32, ComputeType::kBF16}) {
+    for (ComputeType compute : {ComputeType::kF64, ComputeType::kF32, i % 2 == 0 ? ComputeType::kBF16 : ComputeType::kF16}) {
       FusedRun plain = Make(job, compute, false), poisoned = Make(job, compute, true);
       ForwardBackward(&plain);
       ForwardBackward(&plain);   // what a run leaves behind does not matter either
@@ -94,20 +95,25 @@ TEST(FusedExecutorTest, PoisonChangesNoBit) {
   }
 }
 
-TEST(FusedExecutorTest, FloatAndBfloat16AgreeWithDouble) {
+TEST(FusedExecutorTest, NarrowTypesAgreeWithDouble) {
   RandomJobs jobs(47);
   for (int i = 0; i < 30; ++i) {
     const v1::JobSpec job = jobs.Next();
     SCOPED_TRACE(job.model().ShortDebugString());
     FusedRun exact = Make(job, ComputeType::kF64, true), single = Make(job, ComputeType::kF32, true);
-    FusedRun half = Make(job, ComputeType::kBF16, true);
-    for (FusedRun* run : {&exact, &single, &half}) ForwardBackward(run);
+    FusedRun brain = Make(job, ComputeType::kBF16, true), half = Make(job, ComputeType::kF16, true);
+    for (FusedRun* run : {&exact, &single, &brain, &half}) ForwardBackward(run);
     EXPECT_NEAR(single.Loss(), exact.Loss(), 1e-5 * exact.Loss());
-    EXPECT_NEAR(half.Loss(), exact.Loss(), 0.1 * exact.Loss());
+    EXPECT_NEAR(brain.Loss(), exact.Loss(), 0.1 * exact.Loss());
+    EXPECT_NEAR(half.Loss(), exact.Loss(), 0.015 * exact.Loss());
     const std::vector<double> gradients = exact.AllGradients();
     EXPECT_LT(Distance(single.AllGradients(), gradients), 1e-4 * Norm(gradients));
-    EXPECT_LT(Distance(half.AllGradients(), gradients), 0.3 * Norm(gradients));
-    EXPECT_GT(Distance(half.AllGradients(), gradients), 1e-5 * Norm(gradients)) << "bf16 rounds nothing";
+    EXPECT_LT(Distance(brain.AllGradients(), gradients), 0.3 * Norm(gradients));
+    EXPECT_GT(Distance(brain.AllGradients(), gradients), 1e-5 * Norm(gradients)) << "bf16 rounds nothing";
+    std::vector<double> unscaled = half.AllGradients();
+    for (double& g : unscaled) g /= half.record().scale.value;
+    EXPECT_LT(Distance(unscaled, gradients), 0.04 * Norm(gradients));
+    EXPECT_GT(Distance(unscaled, gradients), 1e-6 * Norm(gradients)) << "fp16 rounds nothing";
   }
 }
 
@@ -116,7 +122,7 @@ TEST(FusedExecutorTest, WhatIsComputedAgainChangesNoBit) {
   for (int i = 0; i < 25; ++i) {
     v1::JobSpec job = jobs.Next();
     SCOPED_TRACE(job.model().ShortDebugString());
-    for (ComputeType compute : {ComputeType::kF64, ComputeType::kF32, ComputeType::kBF16}) {
+    for (ComputeType compute : {ComputeType::kF64, ComputeType::kF32, i % 2 == 0 ? ComputeType::kBF16 : ComputeType::kF16}) {
       job.mutable_step()->clear_checkpoint_stages();
       job.mutable_step()->clear_checkpoint_decoder();
       FusedRun kept = Make(job, compute, true);
@@ -228,6 +234,49 @@ TEST(FusedExecutorTest, UpdateIsAdamWAndSkipsWhatIsNotFinite) {
   EXPECT_EQ(run.record().updates, 3);
   EXPECT_EQ(run.record().nan_in_row, 1);
   EXPECT_EQ(run.Values(plan.master, 0), before);
+}
+
+// Gradients that are not finite are an overflow of the scale until it is 1, then a step like any that is not finite.
+TEST(FusedExecutorTest, OverflowsHalveTheScaleDownToOne) {
+  RandomJobs jobs(69);
+  const v1::JobSpec job = jobs.Next();
+  FusedRun run = Make(job, ComputeType::kF16, true);
+  run.scalars().nan_limit = 1;
+  run.record().scale = {4, 7};
+  ForwardBackward(&run);
+  run.Set(run.plan().gradients, run.plan().flat_size / 2, INFINITY);
+  const std::vector<double> before = run.Values(run.plan().master, 0);
+  for (const double scale : {4, 2, 1}) {
+    EXPECT_EQ(run.record().halted, 0);
+    EXPECT_EQ(run.record().scale.value, scale);
+    ASSERT_TRUE(run.executor().RunUpdate().ok());
+    EXPECT_EQ(run.record().skipped, 1);
+    EXPECT_EQ(run.record().overflowed, scale > 1 ? 1 : 0);
+    EXPECT_EQ(run.record().nan_in_row, scale > 1 ? 0 : 1);
+    EXPECT_EQ(run.record().scale.good_steps, 0);
+    EXPECT_EQ(run.record().scaled_by, scale);
+  }
+  EXPECT_EQ(run.record().scale.value, 1);
+  EXPECT_EQ(run.record().halted, 1);
+  EXPECT_EQ(run.record().updates, 0);
+  EXPECT_EQ(run.Values(run.plan().master, 0), before);
+}
+
+TEST(FusedExecutorTest, HalfPrecisionRoundsToNearest) {
+  using reference::Float16;
+  // Every number of half precision, and what lies around the middle between it and the next.
+  for (uint32_t bits = 0; bits < 0x7C00; ++bits) {
+    const float value = reference::HalfToFloat(uint16_t(bits));
+    const float next = bits == 0x7BFF ? 65536.0f : reference::HalfToFloat(uint16_t(bits + 1)), middle = (value + next) / 2;
+    const auto of = [](float v) { return uint32_t(Float16(v).bits); };
+    ASSERT_EQ(of(value), bits);
+    ASSERT_EQ(of(-value), bits | 0x8000);
+    ASSERT_EQ(of(std::nextafter(middle, 0.0f)), bits);
+    ASSERT_EQ(of(middle), bits + (bits & 1));
+    ASSERT_EQ(of(std::nextafter(middle, INFINITY)), bits + 1);
+  }
+  EXPECT_TRUE(std::isinf(float(Float16(1e30f))) && std::isinf(float(Float16(-INFINITY))));
+  EXPECT_TRUE(std::isnan(float(Float16(NAN))));
 }
 
 // In double, written out: one matrix at a time, products by their definition.

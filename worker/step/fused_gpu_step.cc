@@ -7,7 +7,6 @@
 
 #include <algorithm>
 #include <atomic>
-#include <bit>
 #include <chrono>
 #include <cstring>
 #include <functional>
@@ -215,8 +214,7 @@ class FusedGpuStep : public Step {
     prefetched_.reset(), next_.reset();
     step_ = state.step;
     ASSIGN_OR_RETURN(const StepRecord before, ReadRecord());
-    StepRecord r{};
-    r.step = state.step, r.updates = state.updates, r.nan_in_row = state.nan_steps_in_row, r.published = before.published;
+    const StepRecord r = RecordFrom(state, spec_.step(), before.published);
     RETURN_IF_ERROR(CopyToGpu(Get<StepRecord>(plan().record), &r, sizeof r, "copying the counters"));
     given_ = r.published;
     reader_->SkipTo(given_);
@@ -347,13 +345,7 @@ class FusedGpuStep : public Step {
     std::vector<float> rows(plan().tensors[plan().pred].shape[0] / plan().batch * batch.real * g.pred_dim);   // of removed tokens
     RETURN_IF_ERROR(to_host(Get<float>(plan().x), &x));
     RETURN_IF_ERROR(to_host(Get<uint8_t>(plan().keep_mask), &keep_mask));
-    if (plan().options.compute == ComputeType::kBF16) {
-      std::vector<uint16_t> narrow(rows.size());
-      RETURN_IF_ERROR(to_host(arenas_->addresses.At(plan().pred), &narrow));
-      for (size_t i = 0; i < narrow.size(); ++i) rows[i] = std::bit_cast<float>(uint32_t{narrow[i]} << 16);
-    } else {
-      RETURN_IF_ERROR(to_host(arenas_->addresses.At(plan().pred), &rows));
-    }
+    RETURN_IF_ERROR(CopyWidened(*arenas_, plan().pred, &rows, "copying pictures from the GPU"));
     return PutBack(g, batch.real, x.data(), RemovedTokens(g, batch.real, keep_mask.data()),
                    AtRemovedTokens(g, batch.real, keep_mask.data(), rows));
   }
@@ -372,15 +364,8 @@ class FusedGpuStep : public Step {
     const int64_t rows = p.tensors[p.encoded].shape[0], tokens = rows / p.batch;
     // The mean over tokens in fp32, on the host: once a probe, not once a step.
     std::vector<float> encoded(rows * dim);
-    if (p.options.compute == ComputeType::kBF16) {
-      std::vector<uint16_t> narrow(encoded.size());
-      RETURN_IF_ERROR(Synchronize());
-      RETURN_IF_ERROR(CudaStatus(cudaMemcpy(narrow.data(), features_->addresses.At(p.encoded), narrow.size() * 2, cudaMemcpyDeviceToHost), "copying features"));
-      for (size_t i = 0; i < narrow.size(); ++i) encoded[i] = std::bit_cast<float>(uint32_t{narrow[i]} << 16);
-    } else {
-      RETURN_IF_ERROR(Synchronize());
-      RETURN_IF_ERROR(CudaStatus(cudaMemcpy(encoded.data(), features_->addresses.At(p.encoded), encoded.size() * 4, cudaMemcpyDeviceToHost), "copying features"));
-    }
+    RETURN_IF_ERROR(Synchronize());
+    RETURN_IF_ERROR(CopyWidened(*features_, p.encoded, &encoded, "copying features"));
     for (int64_t b = 0; b < batch.real; ++b) {
       for (int64_t c = 0; c < dim; ++c) {
         double sum = 0;
@@ -463,6 +448,14 @@ class FusedGpuStep : public Step {
     return events;
   }
   int ScalarsAStep() const { return spec_.step().accumulation() + 1; }
+
+  // The first values of a tensor in T.
+  static absl::Status CopyWidened(const DeviceArenas& arenas, TensorId id, std::vector<float>* to, const char* what) {
+    std::vector<std::byte> values(to->size() * size_t(SizeOf(arenas.plan.tensors[id].dtype)));
+    RETURN_IF_ERROR(CudaStatus(cudaMemcpy(values.data(), arenas.addresses.At(id), values.size(), cudaMemcpyDeviceToHost), what));
+    for (size_t i = 0; i < to->size(); ++i) (*to)[i] = Widened(arenas.plan.options.compute, values.data(), int64_t(i));
+    return absl::OkStatus();
+  }
 
   absl::StatusOr<StepRecord> ReadRecord() {
     StepRecord record;
@@ -626,7 +619,7 @@ HostMemory BatchMemory(bool cuda) {
 }
 
 absl::StatusOr<std::unique_ptr<Step>> MakeFusedGpuStep(const StepOptions& options, const ParameterTable& table, Communicator* communicator) {
-  const ComputeType compute = options.spec.step().precision() == "bf16" ? ComputeType::kBF16 : ComputeType::kF32;
+  const ComputeType compute = ComputeTypeOf(options.spec.step());
   StepOptions here = options;
   here.spec.mutable_resources()->set_ranks(communicator->size());
   PlanOptions plan_options{.compute = compute, .rows = options.rows, .rank = communicator->rank()};

@@ -13,6 +13,7 @@
 #include "base/plan/plan.h"
 #include "base/status.h"
 #include "worker/comm/communicator.h"
+#include "worker/kernels/reference/types.h"
 #include "worker/step/fused_addresses.h"
 #include "worker/step/step.h"
 
@@ -63,6 +64,24 @@ inline absl::Status CheckLabels(const MicroBatch& batch, const Geometry& g) {
 // Of StepRecord::not_finite.
 inline std::optional<uint64_t> VisitOf(uint64_t not_finite) { return not_finite == 0 ? std::nullopt : std::optional(not_finite - 1); }
 
+// The counters that a step goes on with from `state`.
+inline StepRecord RecordFrom(const TrainState& state, const v1::StepSpec& step, uint64_t published) {
+  StepRecord record{};
+  record.step = state.step;
+  record.updates = state.updates;
+  record.nan_in_row = state.nan_steps_in_row;
+  record.scale = LossScaleFrom(state, step);
+  record.published = published;
+  return record;
+}
+
+// Value `i` of `values` in T, as float.
+inline float Widened(ComputeType compute, const void* values, int64_t i) {
+  if (compute == ComputeType::kBF16) return float(static_cast<const reference::BFloat16*>(values)[i]);
+  if (compute == ComputeType::kF16) return float(static_cast<const reference::Float16*>(values)[i]);
+  return static_cast<const float*>(values)[i];
+}
+
 // What the host hears of a step.
 inline StepResult ResultOf(const StepRecord& r) {
   StepResult result;
@@ -70,6 +89,8 @@ inline StepResult ResultOf(const StepRecord& r) {
   result.loss = r.loss;
   result.grad_norm = r.grad_norm;
   result.skipped = r.skipped != 0;
+  result.overflowed = r.overflowed != 0;
+  result.loss_scale = r.scale.value > 0 ? r.scaled_by : 0;
   result.nan_in_row = r.nan_in_row;
   result.halted = r.halted != 0;
   result.signals = {(r.signals & 1) != 0, (r.signals & 2) != 0};
@@ -123,7 +144,7 @@ inline std::vector<float> MomentsOf(const Plan& plan, int64_t rank, const TrainS
 
 // The state of a record, the parameters in plan order, and the moments' arenas of all ranks (of one where they are not sharded).
 inline TrainState StateOf(const Plan& plan, const float* parameters, const std::vector<const float*>& moments, const StepRecord& record) {
-  TrainState state{record.step, record.updates, record.nan_in_row, {}, {}, {}, {}};
+  TrainState state{record.step, record.updates, record.nan_in_row, {}, {}, {}, {}, record.scale};
   std::vector<float> flat(plan.flat_size);
   const auto buffers = BuffersOf(plan, &state);
   for (size_t i = 0; i < buffers.size(); ++i) {

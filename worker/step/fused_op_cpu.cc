@@ -100,7 +100,8 @@ class CpuOps {
     }
   }
   void operator()(const MaeLoss& o) const {
-    ref::MaeLoss(Scalars(o.scalars), {o.batch, o.mask_units, o.kept, o.finals, o.pred_dim, o.sample_size, o.norm_target, o.accumulate},
+    ref::MaeLoss(Scalars(o.scalars), at_.Get<StepRecord>(o.record),
+                 {o.batch, o.mask_units, o.kept, o.finals, o.pred_dim, o.sample_size, o.norm_target, o.accumulate},
                  Narrow(o.pred), Real(o.x), Bytes(o.keep_mask), Ints(o.order), Ints(o.label_index), Narrow(o.dpred),
                  at_.Get<double>(o.partials));
   }
@@ -109,8 +110,8 @@ class CpuOps {
     ref::Dropout<T, S>(Scalars(o.scalars), Ids(o.visit_ids), Narrow(o.x), Narrow(o.y), o.batch, o.dim, o.rate);
   }
   void operator()(const CrossEntropy& o) const {
-    ref::CrossEntropy<T, S>(Scalars(o.scalars), Narrow(o.logits), Ids(o.labels), Narrow(o.dlogits), at_.Get<double>(o.partials),
-                            o.batch, o.classes, o.accumulate);
+    ref::CrossEntropy<T, S>(Scalars(o.scalars), at_.Get<StepRecord>(o.record), Narrow(o.logits), Ids(o.labels), Narrow(o.dlogits),
+                            at_.Get<double>(o.partials), o.batch, o.classes, o.accumulate);
   }
   void operator()(const Cast& o) const {
     if (IsReal(o.from)) {
@@ -180,7 +181,7 @@ class CpuOps {
   }
   void operator()(const GradientNorm& o) const {
     ref::GradientNorm(Scalars(o.scalars), Real(o.gradients), at_.Get<double>(o.partials), at_.Get<double>(o.loss_partials), at_.Get<StepRecord>(o.record), o.size,
-                      o.batch, o.own_signals);
+                      o.batch, o.own_signals, o.scale_growth_steps);
   }
   void operator()(const AdamW& o) const {
     ref::AdamW(Scalars(o.scalars), *at_.Get<StepRecord>(o.record), {o.beta1, o.beta2, o.eps, o.weight_decay, o.clip_norm},
@@ -229,13 +230,19 @@ void RunOpOnCpu(const Op& op, const Addresses& addresses) {
     case ComputeType::kF64: return std::visit(CpuOps<double, double>(addresses), op.args);
     case ComputeType::kF32: return std::visit(CpuOps<float, float>(addresses), op.args);
     case ComputeType::kBF16: return std::visit(CpuOps<ref::BFloat16, float>(addresses), op.args);
+    case ComputeType::kF16: return std::visit(CpuOps<ref::Float16, float>(addresses), op.args);
   }
 }
 
 void RefreshComputeCopyOnCpu(const Addresses& addresses) {
   const Plan& plan = *addresses.plan;
   if (plan.compute == kNone) return;   // T is the master's type
-  ref::Cast(addresses.Get<float>(plan.master), addresses.Get<ref::BFloat16>(plan.compute), plan.flat_size);
+  const float* master = addresses.Get<float>(plan.master);
+  if (plan.options.compute == ComputeType::kBF16) {
+    ref::Cast(master, addresses.Get<ref::BFloat16>(plan.compute), plan.flat_size);
+  } else {
+    ref::Cast(master, addresses.Get<ref::Float16>(plan.compute), plan.flat_size);
+  }
 }
 
 }  // namespace hierad

@@ -1,5 +1,7 @@
 #include "worker/step/fused_op_gpu.h"
 
+#include <type_traits>
+
 #include "absl/strings/str_cat.h"
 #include "base/plan/products.h"
 #include "base/status.h"
@@ -22,7 +24,7 @@ class GpuOps {
   absl::Status operator()(const Gemm& o) const {
     const GemmShape shape = ShapeOf(o, plan_, context_.tf32);
     const void* bias = at_.At(o.bias);
-    if (bias != nullptr && shape.bf16 && !shape.wide_out) bias = Compute(o.bias);
+    if (bias != nullptr && kNarrow && !shape.wide_out) bias = Compute(o.bias);
     if (context_.tune) return context_.gemm->Tune(shape, at_.At(o.a), at_.At(o.b), at_.At(o.c), bias, stream_);
     return context_.gemm->Run(shape, at_.At(o.a), at_.At(o.b), at_.At(o.c), bias, stream_, context_.lane);
   }
@@ -71,6 +73,8 @@ class GpuOps {
   absl::Status operator()(const O& o) const { return CudaStatus(Launch(o), "a kernel's launch"); }
 
  private:
+  static constexpr bool kNarrow = sizeof(T) != sizeof(float), kBf16 = std::is_same_v<T, __nv_bfloat16>;
+
   // A collective between the words that it has begun and that it is over.
   template <typename O, typename Body>
   absl::Status Announce(const O& o, const Body& body) const {
@@ -114,7 +118,7 @@ class GpuOps {
   }
   template <typename O>
   bool InEpilogue(const O& o) const {
-    return sizeof(T) != sizeof(float) && context_.epilogues && k::TakesGemmGelu(o.m, o.n, o.k);
+    return kBf16 && context_.epilogues && k::TakesGemmGelu(o.m, o.n, o.k);
   }
   cudaError_t Launch(const ConvertInput& o) const {
     return k::ConvertInput({Scalars(o.scalars), at_.At(o.source), plan_.tensors[o.source].dtype, Ids(o.source_ids), Ids(o.source_labels),
@@ -218,8 +222,8 @@ class GpuOps {
   }
   cudaError_t Launch(const MaeLoss& o) const {
     const k::MaeLossShape s{int(o.batch), int(o.mask_units), int(o.kept), int(o.finals), int(o.pred_dim), o.sample_size, o.norm_target, o.accumulate};
-    return k::MaeLoss(Scalars(o.scalars), s, Narrow(o.pred), Real(o.x), Bytes(o.keep_mask), Ints(o.order), Ints(o.label_index),
-                      Narrow(o.dpred), Doubles(o.partials), stream_);
+    return k::MaeLoss(Scalars(o.scalars), at_.Get<StepRecord>(o.record), s, Narrow(o.pred), Real(o.x), Bytes(o.keep_mask), Ints(o.order),
+                      Ints(o.label_index), Narrow(o.dpred), Doubles(o.partials), stream_);
   }
   cudaError_t Launch(const MeanTokens& o) const { return k::MeanTokens(Real(o.x), Real(o.y), int(o.batch), int(o.tokens), int(o.dim), stream_); }
   cudaError_t Launch(const MeanTokensBackward& o) const {
@@ -232,8 +236,8 @@ class GpuOps {
     return k::Dropout(Scalars(o.scalars), Ids(o.visit_ids), Narrow(o.dy), Narrow(o.dx), int(o.batch), int(o.dim), o.rate, stream_);
   }
   cudaError_t Launch(const CrossEntropy& o) const {
-    return k::CrossEntropy(Scalars(o.scalars), Narrow(o.logits), Ids(o.labels), Narrow(o.dlogits), Doubles(o.partials), int(o.batch),
-                           int(o.classes), o.accumulate, stream_);
+    return k::CrossEntropy(Scalars(o.scalars), at_.Get<StepRecord>(o.record), Narrow(o.logits), Ids(o.labels), Narrow(o.dlogits),
+                           Doubles(o.partials), int(o.batch), int(o.classes), o.accumulate, stream_);
   }
   cudaError_t Launch(const Cast& o) const {
     return IsReal(o.from) ? k::Cast(Real(o.from), Narrow(o.to), o.size, stream_) : k::Cast(Narrow(o.from), Real(o.to), o.size, stream_);
@@ -248,7 +252,7 @@ class GpuOps {
   }
   cudaError_t Launch(const GradientNorm& o) const {
     return k::GradientNorm(Scalars(o.scalars), Real(o.gradients), Doubles(o.partials), Doubles(o.loss_partials), at_.Get<StepRecord>(o.record),
-                           o.size, int(o.batch), o.own_signals, stream_);
+                           o.size, int(o.batch), o.own_signals, o.scale_growth_steps, stream_);
   }
   cudaError_t Launch(const PackTail& o) const {
     return k::PackTail(Scalars(o.scalars), Doubles(o.loss_partials), at_.Get<uint64_t>(o.not_finite), Real(o.tail), int(o.batch), stream_);
@@ -318,16 +322,19 @@ class GpuOps {
 
 absl::Status RunOpOnGpu(const Op& op, const Addresses& addresses, const GpuContext& context) {
   k::OverlapLaunches(context.overlap);
-  const absl::Status status = addresses.plan->options.compute == ComputeType::kBF16
-                                  ? std::visit(GpuOps<__nv_bfloat16>(addresses, context), op.args)
-                                  : std::visit(GpuOps<float>(addresses, context), op.args);
+  const ComputeType compute = addresses.plan->options.compute;
+  const absl::Status status = compute == ComputeType::kBF16  ? std::visit(GpuOps<__nv_bfloat16>(addresses, context), op.args)
+                              : compute == ComputeType::kF16 ? std::visit(GpuOps<__half>(addresses, context), op.args)
+                                                             : std::visit(GpuOps<float>(addresses, context), op.args);
   return status.ok() ? status : Annotate(status, op.name);
 }
 
 absl::Status RefreshComputeCopyOnGpu(const Addresses& addresses, cudaStream_t stream) {
   const Plan& plan = *addresses.plan;
   if (plan.compute == kNone) return absl::OkStatus();
-  return CudaStatus(k::Cast(addresses.Get<float>(plan.master), addresses.Get<__nv_bfloat16>(plan.compute), plan.flat_size, stream),
+  const float* master = addresses.Get<float>(plan.master);
+  return CudaStatus(plan.options.compute == ComputeType::kBF16 ? k::Cast(master, addresses.Get<__nv_bfloat16>(plan.compute), plan.flat_size, stream)
+                                                               : k::Cast(master, addresses.Get<__half>(plan.compute), plan.flat_size, stream),
                     "converting the parameters");
 }
 

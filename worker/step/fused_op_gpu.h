@@ -22,7 +22,7 @@ struct GpuContext {
   bool overlap = false;    // kernels come onto the card while those before them in their stream end
 };
 
-// Compute types fp32 and bf16.
+// Compute types fp32, bf16 and fp16.
 absl::Status RunOpOnGpu(const Op& op, const Addresses& addresses, const GpuContext& context);
 
 // The copy of the master parameters in T, where there is one.

@@ -45,7 +45,7 @@ absl::StatusOr<StepResult> RunStep(const v1::JobSpec& job, Communicator* communi
 }
 
 std::string BytesOf(const TrainState& state) {
-  std::string bytes = absl::StrCat(state.step, " ", state.updates, " ", state.nan_steps_in_row, ";");
+  std::string bytes = absl::StrCat(state.step, " ", state.updates, " ", state.nan_steps_in_row, " ", state.loss_scale.value, " ", state.loss_scale.good_steps, ";");
   for (const auto* buffer : {&state.parameters, &state.exp_avg, &state.exp_avg_sq, &state.ema}) {
     bytes.append(reinterpret_cast<const char*>(buffer->data()), buffer->size() * sizeof(float));
   }
@@ -108,7 +108,12 @@ TEST(FusedShardTest, ShardedIsWholeToTheBitWhereNothingIsClipped) {
     if (ranks != 3) job.mutable_optimizer()->set_ema_decay(0.9);
     if (ranks == 4) job.mutable_step()->set_reduce_dtype("bf16");
     if (ranks == 2) job.mutable_step()->set_precision("bf16");
-    if (ranks == 3) job.mutable_optimizer()->set_layer_decay(0.7);
+    if (ranks == 3) {
+      job.mutable_optimizer()->set_layer_decay(0.7);
+      job.mutable_step()->set_precision("fp16");
+      job.mutable_step()->set_loss_scale(64);
+      job.mutable_step()->set_loss_scale_growth_steps(2);
+    }
     const std::string whole = TrainTogether(job, job, ranks, ranks == 3);
     EXPECT_TRUE(whole == TrainTogether(Sharded(job), Sharded(job), ranks, ranks == 3)) << "sharded";
     EXPECT_TRUE(whole == TrainTogether(Sharded(job), job, ranks, ranks == 3)) << "sharded, then whole";

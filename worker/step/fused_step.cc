@@ -9,7 +9,6 @@
 #include "absl/strings/str_cat.h"
 #include "base/random.h"
 #include "base/status.h"
-#include "worker/kernels/reference/types.h"
 #include "worker/model/initialize.h"
 #include "worker/step/fused_executor.h"
 #include "worker/step/fused_layout.h"
@@ -61,13 +60,8 @@ class FusedCpuStep : public Step {
     const std::vector<float> moments = MomentsOf(plan, plan.options.rank, state);
     std::memcpy(executor_->Get<float>(plan.moments), moments.data(), moments.size() * sizeof(float));
     RefreshComputeCopyOnCpu(executor_->addresses());
-    StepRecord fresh{};
-    fresh.step = state.step;
-    fresh.updates = state.updates;
-    fresh.nan_in_row = state.nan_steps_in_row;
-    fresh.published = record().published;
-    record() = fresh;
-    reader_.SkipTo(fresh.published);
+    record() = RecordFrom(state, spec_.step(), record().published);
+    reader_.SkipTo(record().published);
     features_are_fresh_ = false;
     return absl::OkStatus();
   }
@@ -140,9 +134,7 @@ class FusedCpuStep : public Step {
     if (batch.real == 0) return PutBack(g, 0, nullptr, {}, {});
     RETURN_IF_ERROR(Evaluate(batch).status());   // nothing has written over what it predicted
     std::vector<float> rows(plan.tensors[plan.pred].shape[0] / plan.batch * batch.real * g.pred_dim);   // of removed tokens
-    for (size_t i = 0; i < rows.size(); ++i) {
-      rows[i] = plan.options.compute == ComputeType::kBF16 ? float(executor_->Get<reference::BFloat16>(plan.pred)[i]) : executor_->Get<float>(plan.pred)[i];
-    }
+    for (size_t i = 0; i < rows.size(); ++i) rows[i] = Widened(plan.options.compute, executor_->Get<void>(plan.pred), int64_t(i));
     const uint8_t* const keep_mask = executor_->Get<uint8_t>(plan.keep_mask);
     return PutBack(g, batch.real, executor_->Get<float>(plan.x), RemovedTokens(g, batch.real, keep_mask), AtRemovedTokens(g, batch.real, keep_mask, rows));
   }
@@ -156,13 +148,11 @@ class FusedCpuStep : public Step {
     RETURN_IF_ERROR(features_->RunForward());
     const Plan& plan = features_->plan();
     const int64_t tokens = plan.tensors[plan.encoded].shape[0] / plan.batch;
-    const bool bf16 = plan.options.compute == ComputeType::kBF16;
     for (int64_t b = 0; b < batch.real; ++b) {
       for (int64_t c = 0; c < dim; ++c) {
         double sum = 0;
         for (int64_t n = 0; n < tokens; ++n) {
-          const int64_t at = (b * tokens + n) * dim + c;
-          sum += bf16 ? float(features_->Get<reference::BFloat16>(plan.encoded)[at]) : features_->Get<float>(plan.encoded)[at];
+          sum += Widened(plan.options.compute, features_->Get<void>(plan.encoded), (b * tokens + n) * dim + c);
         }
         features[b * dim + c] = float(sum / double(tokens));
       }
@@ -250,7 +240,7 @@ class FusedCpuStep : public Step {
 
 absl::StatusOr<std::unique_ptr<Step>> MakeFusedCpuStep(const StepOptions& options, const ParameterTable& table,
                                                        Communicator* communicator) {
-  const ComputeType compute = options.spec.step().precision() == "bf16" ? ComputeType::kBF16 : ComputeType::kF32;
+  const ComputeType compute = ComputeTypeOf(options.spec.step());
   StepOptions here = options;
   here.spec.mutable_resources()->set_ranks(communicator->size());
   PlanOptions plan_options{.compute = compute, .rows = options.rows, .rank = communicator->rank()};

@@ -30,6 +30,7 @@ class FusedRun {
     scalars().real = int32_t(plan().batch);
     scalars().train = 1;
     scalars().lr = 1e-2;
+    if (plan().options.compute == ComputeType::kF16) record().scale = {1024, 0};
     scalars().loss_weight = 1.0 / double(LossElements() * plan().batch);
   }
 

@@ -46,4 +46,9 @@ uint64_t HashOf(const std::vector<float>& values) {
 
 int64_t NanLimit(const v1::StepSpec& step) { return step.on_nan() == "stop" ? 1 : step.max_nan_steps(); }
 
+LossScale LossScaleFrom(const TrainState& state, const v1::StepSpec& step) {
+  if (step.precision() != "fp16") return {};
+  return state.loss_scale.value > 0 ? state.loss_scale : LossScale{step.loss_scale(), 0};
+}
+
 }  // namespace hierad

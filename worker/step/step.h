@@ -14,6 +14,7 @@
 #include "absl/status/statusor.h"
 #include "absl/types/span.h"
 #include "base/plan/geometry.h"
+#include "base/plan/loss_scale.h"
 #include "base/plan/parameters.h"
 #include "base/plan/row_format.h"
 #include "hierad/v1/job.pb.h"
@@ -30,6 +31,7 @@ struct TrainState {
   int64_t nan_steps_in_row = 0;
   std::vector<float> parameters, exp_avg, exp_avg_sq;   // flat_size each
   std::vector<float> ema;        // average of the parameters (optimizer.ema_decay); empty: none
+  LossScale loss_scale{};        // of the next step (step.precision fp16); value 0: none yet
 };
 
 // Raised by any rank, seen by all at the same step: they ride in the gradients' all-reduce.
@@ -43,6 +45,9 @@ struct StepResult {
   double loss = 0;           // global mean over real masked elements (classify: samples)
   double grad_norm = 0;      // global, before clipping
   bool skipped = false;      // non-finite loss or gradient: no update
+  // Of the skipped: gradients overflowed under a loss scale that falls for it. Counts not among nan_in_row.
+  bool overflowed = false;
+  double loss_scale = 0;     // of this step's gradients (step.precision fp16); 0: they are not scaled
   int64_t nan_in_row = 0;    // skipped steps in a row, this one included
   // step.on_nan is stop, or step.max_nan_steps are reached: nothing changes from this step on, whatever is run, until a
   // state is loaded.
@@ -137,6 +142,8 @@ class Step {
 uint64_t HashOf(const std::vector<float>& values);
 // Non-finite steps in a row that halt a run.
 int64_t NanLimit(const v1::StepSpec& step);
+// That a step goes on with from `state`: what it was, at first step.loss_scale; value 0 where the precision is not fp16.
+LossScale LossScaleFrom(const TrainState& state, const v1::StepSpec& step);
 
 // The step that spec.step.mode names. `communicator` outlives the step.
 absl::StatusOr<std::unique_ptr<Step>> MakeStep(const StepOptions& options, const Geometry& geometry,

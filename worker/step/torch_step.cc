@@ -30,22 +30,27 @@ enum Tail : int64_t { kLoss, kStop, kCheckpoint, kNotFinite, kTailSize };
 
 enum class Mode { kEager, kOptimized, kGraphSafe };
 
+at::ScalarType ComputeScalar(const v1::StepSpec& step) {
+  return step.precision() == "bf16" ? at::kBFloat16 : step.precision() == "fp16" ? at::kHalf : at::kFloat;
+}
+
 class TorchStep : public Step {
  public:
   TorchStep(const StepOptions& options, Mode mode, const Geometry& geometry, const ParameterTable& table,
             Communicator* communicator, std::unique_ptr<Accelerator> accelerator, const std::string& attention)
       : spec_(options.spec), mode_(mode), table_(table), communicator_(*communicator),
         accelerator_(std::move(accelerator)),
-        weights_(table, accelerator_->device(), spec_.step().precision() == "bf16" ? at::kBFloat16 : at::kFloat, kTailSize,
+        weights_(table, accelerator_->device(), ComputeScalar(spec_.step()), kTailSize,
                  /*direct=*/mode != Mode::kEager),
         model_(geometry, &weights_),
         adamw_(table, spec_.optimizer(), weights_.parameters, weights_.gradients),
         staging_(geometry, spec_, options.rows, accelerator_.get()),
         results_(accelerator_->HostBuffer({kTailSize + 1}, at::kFloat)), not_finite_(accelerator_->HostBuffer({1}, at::kLong)) {
+    if (spec_.step().precision() == "fp16") scale_ = at::ones({}, adamw_.exp_avg.options());
     if (spec_.optimizer().ema_decay() > 0) ema_ = at::zeros({table.flat_size}, adamw_.exp_avg.options());
     if (spec_.optimizer().name() == "muon") {
       muon_.emplace(table, spec_.optimizer(), weights_.parameters, weights_.gradients, adamw_.exp_avg,
-                    spec_.step().precision() == "bf16" ? at::kBFloat16 : at::kFloat);
+                    ComputeScalar(spec_.step()));
     }
     description_ = absl::StrCat(spec_.step().mode(), " on ", accelerator_->name(),
                                 options.cuda ? "" : absl::StrCat(", ", options.threads, " threads"), ", ",
@@ -81,6 +86,7 @@ class TorchStep : public Step {
       step_ = state.step;
       updates_ = state.updates;
       nan_steps_in_row_ = state.nan_steps_in_row;
+      loss_scale_ = LossScaleFrom(state, spec_.step());
       halted_ = false;
       results_ready_.clear();
       return absl::OkStatus();
@@ -88,7 +94,7 @@ class TorchStep : public Step {
   }
 
   absl::StatusOr<TrainState> Save() override {
-    TrainState state{step_, updates_, nan_steps_in_row_, {}, {}, {}, {}};
+    TrainState state{step_, updates_, nan_steps_in_row_, {}, {}, {}, {}, loss_scale_};
     RETURN_IF_ERROR(Inside("saving the state", [&] {
       auto copy = [&](std::vector<float>* to, const at::Tensor& from) {
         to->resize(table_.flat_size);
@@ -112,6 +118,7 @@ class TorchStep : public Step {
       const bool any = std::any_of(micro_batches.begin(), micro_batches.end(), [](const MicroBatch& b) { return b.real > 0; });
       weights_.BeginStep(/*overwrite=*/any && !captured);
       const double weight = 1.0 / (double(std::max<int64_t>(1, real_samples)) * double(model_.loss_elements()));
+      if (scale_.defined()) scale_.fill_(loss_scale_.value);
       int passes = 0;
       for (size_t i = 0; i < micro_batches.size(); ++i) {
         if (micro_batches[i].real == 0) continue;
@@ -129,7 +136,7 @@ class TorchStep : public Step {
       RETURN_IF_ERROR(communicator_.AllReduceSum(weights_.gradients.mutable_data_ptr<float>(),
                                                  table_.flat_size + kTailSize, accelerator_->stream()));
       accelerator_->Mark(Moment::kReduced);
-      const at::Tensor norm = GradientNorm();
+      const at::Tensor norm = scale_.defined() ? GradientNorm() / scale_ : GradientNorm();
       Update(tail, norm, lr);
       results_.copy_(at::cat({tail, norm.view({1})}), /*non_blocking=*/true);
       accelerator_->Mark(Moment::kUpdated);
@@ -143,7 +150,7 @@ class TorchStep : public Step {
     const float* values = results_.const_data_ptr<float>();
     result.loss = values[kLoss];
     result.grad_norm = values[kTailSize];
-    const bool finite = std::isfinite(values[kLoss]) && std::isfinite(values[kTailSize]);
+    const bool finite_gradients = std::isfinite(values[kTailSize]), finite = std::isfinite(values[kLoss]) && finite_gradients;
     result.skipped = halted_ || !finite;
     result.signals = {values[kStop] > 0, values[kCheckpoint] > 0};
     result.input_not_finite = values[kNotFinite] > 0;
@@ -151,9 +158,12 @@ class TorchStep : public Step {
     result.step = ++step_;
     result.times = times;
     if (!result.skipped) ++updates_;
+    if (scale_.defined()) result.loss_scale = loss_scale_.value;
     if (!halted_) {
-      nan_steps_in_row_ = finite ? 0 : nan_steps_in_row_ + 1;
+      result.overflowed = loss_scale_.value > kLeastLossScale && std::isfinite(values[kLoss]) && !finite_gradients;
+      if (!result.overflowed) nan_steps_in_row_ = finite ? 0 : nan_steps_in_row_ + 1;
       halted_ = nan_steps_in_row_ >= NanLimit(spec_.step());
+      if (scale_.defined()) loss_scale_ = NextLossScale(loss_scale_, finite_gradients, spec_.step().loss_scale_growth_steps());
     }
     result.nan_in_row = nan_steps_in_row_;
     result.halted = halted_;
@@ -252,7 +262,7 @@ class TorchStep : public Step {
         const c10::AutoGradMode record(true);
         loss = model_.Forward(tensors, {.rewrite = rewrite()}).loss;
         accelerator_->Mark(Moment::kForwardDone);
-        loss.backward();
+        (scale_.defined() ? loss * scale_ : loss).backward();
       }
       weights_.EndBackward();
       weights_.gradients[table_.flat_size + kLoss].add_(loss.detach());
@@ -290,8 +300,9 @@ class TorchStep : public Step {
 
   void Update(const at::Tensor& tail, const at::Tensor& norm, double lr) {
     const double clip = spec_.optimizer().clip_norm();
-    const at::Tensor divisor = clip > 0 ? ((norm + 1e-6) / clip).clamp_min(1.0) : at::ones_like(norm);
+    at::Tensor divisor = clip > 0 ? ((norm + 1e-6) / clip).clamp_min(1.0) : at::ones_like(norm);
     const at::Tensor skip = halted_ ? at::ones_like(norm) : at::isfinite(norm).logical_and(at::isfinite(tail[kLoss])).logical_not().to(at::kFloat);
+    if (scale_.defined()) divisor = divisor * scale_;   // with the clip, what the gradients were scaled by
     adamw_.Update(updates_ + 1, lr, divisor, skip);
     if (muon_.has_value()) muon_->Update(lr, divisor, skip);
     if (ema_.defined()) {
@@ -310,12 +321,14 @@ class TorchStep : public Step {
   Hiera model_;
   AdamW adamw_;
   at::Tensor ema_;             // undefined: none is kept
+  at::Tensor scale_;           // loss_scale_'s value on the device; undefined: gradients are not scaled
   std::optional<Muon> muon_;   // its momentum is AdamW's exp_avg
   Staging staging_;
   at::Tensor results_, not_finite_;   // host: tail and norm; what staging tells
   std::deque<StepResult> results_ready_;
   bool captured_ = false, halted_ = false;
   int64_t step_ = 0, updates_ = 0, nan_steps_in_row_ = 0;
+  LossScale loss_scale_;       // of the next step
   std::string description_;
 };
 

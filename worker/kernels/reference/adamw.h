@@ -21,7 +21,7 @@ void AdamW(const StepScalars& scalars, const StepRecord& record, const AdamWOpti
            const S* gradients, S* moments, const uint8_t* decay, const float* scale, T* compute, int64_t size) {
   if (record.skipped != 0) return;
   const double t = double(record.updates), correction1 = 1 - std::pow(options.beta1, t);
-  const double clip = options.clip_norm > 0 ? std::min(1.0, options.clip_norm / (record.grad_norm + 1e-6)) : 1.0;
+  const double clip = (options.clip_norm > 0 ? std::min(1.0, options.clip_norm / (record.grad_norm + 1e-6)) : 1.0) / record.scaled_by;
   const S root2 = S(std::sqrt(1 - std::pow(options.beta2, t)));
   const S beta2 = S(options.beta2), rest1 = S(1 - options.beta1), rest2 = S(1 - options.beta2), eps = S(options.eps);
   S* exp_avg = moments;

@@ -2,7 +2,6 @@
 #pragma once
 
 #include <algorithm>
-#include <bit>
 #include <cstdint>
 #include <cstring>
 #include <limits>
@@ -11,17 +10,9 @@
 
 #include "base/plan/rows.h"
 #include "base/random.h"
+#include "worker/kernels/reference/types.h"
 
 namespace hierad::reference {
-
-// IEEE half precision to float.
-inline float HalfToFloat(uint16_t h) {
-  const uint32_t sign = uint32_t(h & 0x8000) << 16, exponent = h >> 10 & 31, fraction = h & 1023;
-  if (exponent == 31) return std::bit_cast<float>(sign | 0x7F800000 | fraction << 13);
-  if (exponent != 0) return std::bit_cast<float>(sign | (exponent + 112) << 23 | fraction << 13);
-  const float magnitude = float(fraction) * (1.0f / 16777216.0f);
-  return sign != 0 ? -magnitude : magnitude;
-}
 
 template <typename S>
 bool Finite(S v) { return v - v == 0; }

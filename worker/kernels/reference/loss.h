@@ -15,6 +15,12 @@ struct MaeLossShape {
   bool norm_target, accumulate;
 };
 
+// What a sample's gradient is multiplied by. record: of a step whose gradients are scaled, else nullptr.
+template <typename S>
+S GradientWeight(const StepScalars& scalars, const StepRecord* record) {
+  return S(record == nullptr ? scalars.loss_weight : scalars.loss_weight * record->scale.value);
+}
+
 // label[token, e] = x[b, label_index[token, e]]; normalised by mean and unbiased variance + 1e-6 if asked.
 template <typename S>
 void Target(const S* x_b, const int32_t* index, int64_t size, bool normalize, std::vector<S>* label) {
@@ -28,9 +34,10 @@ void Target(const S* x_b, const int32_t* index, int64_t size, bool normalize, st
 }
 
 template <typename T, typename S>
-void MaeLoss(const StepScalars& scalars, const MaeLossShape& s, const T* pred, const S* x, const uint8_t* keep_mask,
+void MaeLoss(const StepScalars& scalars, const StepRecord* record, const MaeLossShape& s, const T* pred, const S* x, const uint8_t* keep_mask,
              const int32_t* order, const int32_t* label_index, T* dpred, double* partials) {
   std::vector<S> label(s.pred_dim);
+  const S weight = GradientWeight<S>(scalars, record);
   int64_t row = 0;
   for (int64_t b = 0; b < s.batch; ++b) {
     double sum = 0;
@@ -46,7 +53,7 @@ void MaeLoss(const StepScalars& scalars, const MaeLossShape& s, const T* pred, c
         for (int64_t e = 0; e < s.pred_dim; ++e) {
           const S difference = S(pred[row + e]) - label[e];
           sum += double(difference) * double(difference);
-          dpred[row + e] = T(S(2) * difference * S(scalars.loss_weight));
+          dpred[row + e] = T(S(2) * difference * weight);
         }
       }
     }
@@ -55,8 +62,9 @@ void MaeLoss(const StepScalars& scalars, const MaeLossShape& s, const T* pred, c
 }
 
 template <typename T, typename S>
-void CrossEntropy(const StepScalars& scalars, const T* logits, const int64_t* labels, T* dlogits, double* partials,
+void CrossEntropy(const StepScalars& scalars, const StepRecord* record, const T* logits, const int64_t* labels, T* dlogits, double* partials,
                   int64_t batch, int64_t classes, bool accumulate) {
+  const S weight = GradientWeight<S>(scalars, record);
   for (int64_t b = 0; b < batch; ++b) {
     const T* z = logits + b * classes;
     T* dz = dlogits + b * classes;
@@ -70,7 +78,7 @@ void CrossEntropy(const StepScalars& scalars, const T* logits, const int64_t* la
       loss = double(most + std::log(total) - S(z[labels[b]]));
       for (int64_t c = 0; c < classes; ++c) {
         const S p = std::exp(S(z[c]) - most) / total;
-        dz[c] = T((p - S(c == labels[b] ? 1 : 0)) * S(scalars.loss_weight));
+        dz[c] = T((p - S(c == labels[b] ? 1 : 0)) * weight);
       }
     }
     partials[b] = loss + (accumulate ? partials[b] : 0.0);

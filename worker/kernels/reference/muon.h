@@ -19,7 +19,7 @@ template <typename T, typename S>
 void MuonMomentum(const StepRecord& record, const MuonShape& shape, int64_t first, int64_t own, double momentum, double clip_norm, bool nesterov, const S* gradients,
                   S* moments, const int64_t* places, T* x, double* scratch) {
   if (record.skipped != 0) return;
-  const S clip = S(clip_norm > 0 ? std::min(1.0, clip_norm / (record.grad_norm + 1e-6)) : 1.0), rest = S(1 - momentum);
+  const S clip = S((clip_norm > 0 ? std::min(1.0, clip_norm / (record.grad_norm + 1e-6)) : 1.0) / record.scaled_by), rest = S(1 - momentum);
   const int64_t size = shape.rows * shape.cols;
   std::vector<S> u(size);
   for (int64_t i = 0; i < shape.count; ++i) {

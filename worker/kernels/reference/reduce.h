@@ -46,7 +46,7 @@ double SumOfSquares(const S* values, int64_t size) {
 // their squares.
 template <typename S>
 void GradientNorm(const StepScalars& scalars, const S* gradients, const double* sums, const double* loss_partials, StepRecord* record,
-                  int64_t size, int64_t batch, bool own_signals) {
+                  int64_t size, int64_t batch, bool own_signals, int64_t scale_growth_steps) {
   double squares = 0, numerator = 0;
   if (gradients == nullptr) {
     for (int64_t i = 0; i < size; ++i) squares += sums[i];
@@ -57,13 +57,18 @@ void GradientNorm(const StepScalars& scalars, const S* gradients, const double* 
   record->step = scalars.step;
   record->loss_numerator = numerator;
   record->loss = numerator * scalars.loss_weight;
-  record->grad_norm = std::sqrt(squares);
+  record->scaled_by = scale_growth_steps > 0 ? record->scale.value : 1;
+  record->grad_norm = std::sqrt(squares) / record->scaled_by;
   record->lr = scalars.lr;
   const bool finite = std::isfinite(record->loss) && std::isfinite(record->grad_norm);
   record->skipped = finite && record->halted == 0 ? 0 : 1;
+  record->overflowed = 0;
   if (record->halted == 0) {
-    record->nan_in_row = finite ? 0 : record->nan_in_row + 1;
+    // A smaller scale may help where the loss is finite and its gradients are not.
+    record->overflowed = std::isfinite(record->loss) && !finite && record->scaled_by > kLeastLossScale ? 1 : 0;
+    if (record->overflowed == 0) record->nan_in_row = finite ? 0 : record->nan_in_row + 1;
     record->halted = scalars.nan_limit > 0 && record->nan_in_row >= scalars.nan_limit ? 1 : 0;
+    if (scale_growth_steps > 0) record->scale = NextLossScale(record->scale, std::isfinite(record->grad_norm), scale_growth_steps);
   }
   record->updates += record->skipped != 0 ? 0 : 1;
   if (own_signals) record->signals = scalars.signals;
