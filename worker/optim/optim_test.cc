@@ -93,6 +93,7 @@ TEST(AdamWTest, ThePlannedStepsKernelFollowsTorchForAHundredSteps) {
     scalars.lr = lr;
     StepRecord record{};
     record.updates = t;
+    record.scaled_by = 1;
     reference::AdamW<float, float>(scalars, record, {spec.beta1(), spec.beta2(), spec.eps(), spec.weight_decay(), 0.0}, master.data(),
                                    gradients.const_data_ptr<float>(), moments.data(), decay.data(), nullptr, nullptr, kSize);
     for (int64_t i = 0; i < kSize; ++i) {
