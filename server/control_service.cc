@@ -218,7 +218,9 @@ grpc::Status ControlService::Logs(grpc::ServerContext* context, const v1::LogsRe
   if (request->rank() < 0 || request->rank() >= ranks) {
     return ToRpc(absl::InvalidArgumentError(absl::StrCat("rank: job ", request->job_id(), " has ranks 0 to ", ranks - 1, ", not ", request->rank())));
   }
-  JobLog log(JoinPath(job->run_folder(), absl::StrCat("rank-", request->rank(), ".log")), request->tail_lines());
+  const auto account = coordinator_->AccountOf(*job);
+  if (!account.ok()) return ToRpc(account.status());
+  JobLog log(JoinPath(job->run_folder(), absl::StrCat("rank-", request->rank(), ".log")), request->tail_lines(), *account);
   while (true) {
     const bool terminal = IsTerminal(job->state());   // asked before reading: what is read after it is all there is
     while (true) {

@@ -20,6 +20,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "base/account.h"
 #include "base/clock.h"
 #include "base/fs.h"
 #include "hierad/v1/agent.pb.h"
@@ -116,6 +117,8 @@ class Coordinator {
   void Submit(v1::SubmitRequest request, std::string submitter, absl::Status folder_check, Reply<v1::SubmitReply> reply);
   void FindByClientKey(std::string key, std::string submitter, Reply<v1::SubmitReply> reply);   // NotFound: no such job yet
   void Get(uint64_t job_id, Reply<v1::Job> reply);
+  // Whose rights the job's ranks have, and with whose its run folder is read; nullopt: hierad's own. Any thread.
+  absl::StatusOr<std::optional<Account>> AccountOf(const v1::Job& job) const { return AccountFor(options_.worker_user, job.submitter()); }
   // `submitter`: only this one's jobs; empty: all.
   void List(v1::ListRequest request, std::string submitter, Reply<v1::ListReply> reply);
   void Cancel(uint64_t job_id, bool now, Reply<v1::Job> reply);

@@ -45,6 +45,7 @@ absl::Status JobLog::Open() {
 }
 
 absl::StatusOr<std::string> JobLog::Read() {
+  const FilesAs rights(account_);
   if (!fd_) RETURN_IF_ERROR(Open());
   std::string chunk(limits::kLogChunkBytes, '\0');
   const ssize_t got = pread(fd_.get(), chunk.data(), chunk.size(), offset_);

@@ -2,10 +2,12 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "base/account.h"
 #include "base/fs.h"
 
 namespace hierad {
@@ -13,7 +15,9 @@ namespace hierad {
 class JobLog {
  public:
   // `tail_lines` > 0: begins at the last so many lines of what is there at the first read.
-  JobLog(std::string path, uint64_t tail_lines) : path_(std::move(path)), tail_lines_(tail_lines) {}
+  // `account`: with whose rights it is read, the ranks' own: the path is the submitter's word, and may lead anywhere.
+  JobLog(std::string path, uint64_t tail_lines, std::optional<Account> account = std::nullopt)
+      : path_(std::move(path)), tail_lines_(tail_lines), account_(std::move(account)) {}
 
   // The next bytes, at most limits::kLogChunkBytes; empty: nothing new. NotFound: there is no log yet.
   absl::StatusOr<std::string> Read();
@@ -23,6 +27,7 @@ class JobLog {
 
   const std::string path_;
   uint64_t tail_lines_;
+  const std::optional<Account> account_;
   UniqueFd fd_;
   int64_t offset_ = 0;
 };

@@ -79,6 +79,21 @@ TEST_F(JobLogTest, FollowsGrowthRotationAndTruncation) {
   EXPECT_EQ(All(&log), "f\n");
 }
 
+// Whoever submits names the run's folder: it may be another user's.
+TEST_F(JobLogTest, IsReadWithTheRightsOfTheRanksAccount) {
+  if (geteuid() != 0) GTEST_SKIP() << "only root can read as another account";
+  const Account nobody{65534, 65534, "nobody", "/"};
+  Write("secret\n");
+  ASSERT_EQ(chmod(folder_.c_str(), 0700), 0);
+  EXPECT_EQ(JobLog(path_, 0, nobody).Read().status().code(), absl::StatusCode::kPermissionDenied);
+  EXPECT_EQ(*JobLog(path_, 0).Read(), "secret\n") << "the rights end with the reading";
+  ASSERT_EQ(chmod(folder_.c_str(), 0755), 0);
+  ASSERT_EQ(chmod(path_.c_str(), 0600), 0);
+  EXPECT_FALSE(JobLog(path_, 0, nobody).Read().ok());
+  ASSERT_EQ(chown(path_.c_str(), 65534, 65534), 0);
+  EXPECT_EQ(*JobLog(path_, 0, nobody).Read(), "secret\n");
+}
+
 TEST_F(JobLogTest, LinksAndPipesAreRefused) {
   std::ofstream(folder_ + "/secret") << "x";
   std::filesystem::create_symlink(folder_ + "/secret", path_);

@@ -1,15 +1,19 @@
 #include "server/web.h"
 
+#include <arpa/inet.h>
 #include <civetweb.h>
 #include <unistd.h>
 
 #include <algorithm>
+#include <cstring>
 #include <fstream>
 #include <set>
 #include <sstream>
+#include <vector>
 
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
 #include "base/fs.h"
 #include "base/limits.h"
 #include "base/status.h"
@@ -82,13 +86,15 @@ WebAnswer AnswerMetrics(const WebSources& s, const v1::Job& job) {
   return JsonAnswer(WebPoints(few));
 }
 
-WebAnswer AnswerLog(const v1::Job& job, const std::string& query) {
+WebAnswer AnswerLog(const WebSources& s, const v1::Job& job, const std::string& query) {
   int rank = 0;
   for (const std::string& part : Split(query, '&')) {
     if (part.rfind("rank=", 0) == 0 && !absl::SimpleAtoi(part.substr(5), &rank)) rank = -1;
   }
   if (rank < 0 || rank >= job.spec().resources().ranks()) return Refusal(400, absl::StrCat("rank: job ", job.id(), " has ranks 0 to ", job.spec().resources().ranks() - 1));
-  JobLog log(JoinPath(job.run_folder(), absl::StrCat("rank-", rank, ".log")), kLogLines);
+  const auto account = s.coordinator->AccountOf(job);
+  if (!account.ok()) return Refusal(account.status());
+  JobLog log(JoinPath(job.run_folder(), absl::StrCat("rank-", rank, ".log")), kLogLines, *account);
   std::string text;
   while (true) {
     auto chunk = log.Read();
@@ -111,12 +117,29 @@ WebAnswer AnswerJob(const WebSources& s, const Caller& caller, const std::string
   if (!caller.AllJobs() && job->submitter() != caller.name) return Refusal(403, absl::StrCat("job ", id, " is not yours; you are ", Printable(caller.name)));
   if (what.empty()) return JsonAnswer(WebDetail(*job));
   if (what == "metrics") return AnswerMetrics(s, *job);
-  if (what == "log") return AnswerLog(*job, query);
+  if (what == "log") return AnswerLog(s, *job, query);
   return Refusal(404, "there is no such page");
 }
 
-// The uid that owns the other end of a connection on this machine; -1: none found.
-int64_t PeerUid(int client_port, int server_port) {
+// An address and port as the kernel's tables of connections write them: in /proc/net/tcp, and in tcp6 also one of IPv4 mapped.
+std::vector<std::string> InTables(const std::string& ip, int port) {
+  const std::string end = absl::StrFormat(":%04X", port);
+  in_addr v4{};
+  if (inet_pton(AF_INET, ip.c_str(), &v4) == 1) {
+    const std::string word = absl::StrFormat("%08X", v4.s_addr);
+    return {word + end, "0000000000000000FFFF0000" + word + end};
+  }
+  in6_addr v6{};
+  if (inet_pton(AF_INET6, ip.c_str(), &v6) != 1) return {};
+  uint32_t words[4];
+  std::memcpy(words, &v6, sizeof words);
+  return {absl::StrFormat("%08X%08X%08X%08X", words[0], words[1], words[2], words[3]) + end};
+}
+
+// The uid that owns the other end of a connection on this machine; -1: none found. Addresses count as ports do: somebody else
+// may hold the same port of another loopback address.
+int64_t PeerUid(const std::vector<std::string>& client, const std::vector<std::string>& server) {
+  const auto one_of = [](const std::vector<std::string>& forms, const std::string& address) { return std::find(forms.begin(), forms.end(), address) != forms.end(); };
   for (const char* table : {"/proc/net/tcp", "/proc/net/tcp6"}) {
     std::ifstream in(table);
     std::string line;
@@ -127,8 +150,7 @@ int64_t PeerUid(int client_port, int server_port) {
       std::string sl, local, remote, state, queues, timer, retransmit;
       int64_t uid = -1;
       if (!(words >> sl >> local >> remote >> state >> queues >> timer >> retransmit >> uid)) continue;
-      const auto port = [](const std::string& address) { return std::strtol(address.substr(address.find(':') + 1).c_str(), nullptr, 16); };
-      if (state == "01" && port(local) == client_port && port(remote) == server_port) return uid;
+      if (state == "01" && one_of(client, local) && one_of(server, remote)) return uid;
     }
   }
   return -1;
@@ -154,20 +176,20 @@ int Send(mg_connection* connection, const WebAnswer& answer) {
   return answer.code;
 }
 
-int Handle(mg_connection* connection, void* data) {
-  const WebSources& sources = *static_cast<const WebSources*>(data);
+}  // namespace
+
+int WebServer::Handle(mg_connection* connection, void* self) {
+  const WebSources& sources = static_cast<const WebServer*>(self)->sources_;
   const mg_request_info* request = mg_get_request_info(connection);
   if (!IsOwnHost(mg_get_header(connection, "Host"))) return Send(connection, Refusal(403, "this page answers to the loopback only; ask for http://127.0.0.1:PORT/"));
   if (std::string_view(request->request_method) != "GET") return Send(connection, Refusal(405, "this page only shows: GET"));
-  const int64_t uid = PeerUid(request->remote_port, request->server_port);
+  const int64_t uid = PeerUid(InTables(request->remote_addr, request->remote_port), InTables(static_cast<const WebServer*>(self)->ip_, request->server_port));
   const Caller caller = uid < 0 ? Caller() : sources.caller(static_cast<uid_t>(uid));
   if ((caller.roles & (kViewer | kSubmitter | kAdmin)) == 0) {
     return Send(connection, Refusal(403, "this page is for the users who may use this hierad; ask its owner"));
   }
   return Send(connection, AnswerWeb(sources, caller, request->local_uri != nullptr ? request->local_uri : "", request->query_string != nullptr ? request->query_string : ""));
 }
-
-}  // namespace
 
 WebAnswer AnswerWeb(const WebSources& sources, const Caller& caller, const std::string& path, const std::string& query) {
   if (path == "/") return {200, "text/html; charset=utf-8", kWebPageHtml};
@@ -182,7 +204,7 @@ WebAnswer AnswerWeb(const WebSources& sources, const Caller& caller, const std::
 absl::StatusOr<std::unique_ptr<WebServer>> WebServer::Start(const std::string& address, WebSources sources) {
   ASSIGN_OR_RETURN(const HostPort parsed, ParseHostPort(address));
   RETURN_IF_ERROR(CheckListen("web", parsed));
-  std::unique_ptr<WebServer> server(new WebServer(std::move(sources)));
+  std::unique_ptr<WebServer> server(new WebServer(std::move(sources), parsed.host == "localhost" ? "127.0.0.1" : parsed.host));
   const std::string threads = absl::StrCat(kThreads);
   const char* options[] = {"listening_ports", address.c_str(), "num_threads", threads.c_str(), "request_timeout_ms", "10000",
                            "enable_directory_listing", "no", nullptr};
@@ -190,7 +212,7 @@ absl::StatusOr<std::unique_ptr<WebServer>> WebServer::Start(const std::string& a
   callbacks.log_message = [](const mg_connection*, const char*) { return 1; };   // not to stderr in a form of its own
   server->context_ = mg_start(&callbacks, nullptr, options);
   if (server->context_ == nullptr) return absl::UnavailableError(absl::StrCat("web: cannot listen on ", Printable(address)));
-  mg_set_request_handler(server->context_, "/", Handle, const_cast<WebSources*>(&server->sources_));
+  mg_set_request_handler(server->context_, "/", Handle, server.get());
   return server;
 }
 

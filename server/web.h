@@ -18,6 +18,7 @@
 #include "server/coordinator.h"
 #include "server/history.h"
 
+struct mg_connection;
 struct mg_context;
 
 namespace hierad {
@@ -46,8 +47,11 @@ class WebServer {
   int port() const;   // for address with port 0
 
  private:
-  explicit WebServer(WebSources sources) : sources_(std::move(sources)) {}
+  WebServer(WebSources sources, std::string ip) : sources_(std::move(sources)), ip_(std::move(ip)) {}
+  static int Handle(mg_connection* connection, void* self);
+
   const WebSources sources_;
+  const std::string ip_;   // that it listens on
   mg_context* context_ = nullptr;
 };
 

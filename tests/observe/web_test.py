@@ -34,15 +34,15 @@ def browse(folder, url, shot=None, size="1400,1100"):
     return result.stdout
 
 
-def answer_as(uid, port, path):
-    """The answer's code and body to a process of this user."""
+def answer_as(uid, port, path, source=None):
+    """The answer's code and body to a process of this user, from this address and port."""
     read, write = os.pipe()
     child = os.fork()
     if child == 0:
         try:
             os.setgroups([])
             os.setuid(uid)
-            with socket.create_connection(("127.0.0.1", port), timeout=30) as connection:
+            with socket.create_connection(("127.0.0.1", port), timeout=30, source_address=source) as connection:
                 connection.sendall(f"GET /{path} HTTP/1.0\r\nHost: 127.0.0.1\r\n\r\n".encode())
                 while block := connection.recv(65536):
                     os.write(write, block)
@@ -163,6 +163,11 @@ class SharedTest(unittest.TestCase):
         for what in ("", "/metrics", "/log"):
             self.assertEqual(answer_as(65534, port, f"api/jobs/{job}{what}")[0], 403)
         self.assertEqual(answer_as(65534, port, "")[0], 200)
+        # Root has the same port of another loopback address: addresses count too.
+        with socket.create_connection(("127.0.0.1", port)) as of_root:
+            for host in range(2, 34):
+                code, text = answer_as(65534, port, "api/overview", (f"127.0.0.{host}", of_root.getsockname()[1]))
+                self.assertEqual((code, json.loads(text)["only_of"]), (200, "nobody"), host)
 
 
 if __name__ == "__main__":
