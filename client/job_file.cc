@@ -66,7 +66,7 @@ std::vector<std::string> MissingFiles(const JobFile& file) {
     // The likeliest slip of the fingers is in the last name.
     const std::filesystem::path wanted(path);
     std::string nearest;
-    int least = kNearName + 1, looked = 0;
+    int least = std::min<int>(kNearName, int(wanted.filename().string().size()) / 3) + 1, looked = 0;
     for (std::filesystem::directory_iterator at(wanted.parent_path(), error), end; !error && at != end && looked < kNamesLookedAt; at.increment(error), ++looked) {
       const std::string name = at->path().filename().string();
       if (const int distance = EditDistance(name, wanted.filename().string()); distance < least) {

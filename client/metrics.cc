@@ -98,7 +98,9 @@ int Draw(uint64_t job_id, const std::vector<v1::StepMetrics>& steps, const Metri
     *context.out << PlotText(plot, context.columns(), kPlotRows, context.unicode);
     return kExitOk;
   }
-  if (const absl::Status written = WriteFileAtomic(options.file, EndsIn(options.file, ".png") ? PlotPng(plot) : PlotSvg(plot)); !written.ok()) return Fail(written, context);
+  const std::string drawing = EndsIn(options.file, ".png") ? PlotPng(plot) : PlotSvg(plot);
+  if (drawing.empty()) return Fail(absl::ResourceExhaustedError("there is not enough memory to draw a PNG; .svg takes less"), context);
+  if (const absl::Status written = WriteFileAtomic(options.file, drawing); !written.ok()) return Fail(written, context);
   *context.out << "wrote " << Printable(options.file) << "\n";
   return kExitOk;
 }

@@ -1,5 +1,6 @@
 #include "server/report_check.h"
 
+#include <cmath>
 #include <set>
 #include <string>
 
@@ -10,6 +11,7 @@
 namespace hierad {
 namespace {
 
+constexpr int64_t kCounter = int64_t{1} << 50;   // of bytes or samples: sums over ranks stay far from overflow
 constexpr int kSlots = 1024;            // of one node
 constexpr int kProcesses = 8192;        // of one node, ended ones not yet acknowledged included
 constexpr int kNameBytes = 253;         // a host name
@@ -69,6 +71,13 @@ absl::Status CheckWorkerReport(const v1::WorkerReport& report) {
   if (report.rendezvous().size() > kRendezvousBytes) return Bad(absl::StrCat("rendezvous of ", report.rendezvous().size(), " bytes, at most ", kRendezvousBytes));
   if (report.waiting_in().size() > 1024) return Bad("waiting_in is longer than 1024 bytes");
   if (report.data().slowest().size() > 1024) return Bad("data.slowest is longer than 1024 bytes");
+  const v1::DataCounters& data = report.data();
+  for (const int64_t count : {data.bytes(), data.samples(), int64_t{data.threads()}, data.skipped_samples()}) {
+    if (count < 0 || count > kCounter) return Bad(absl::StrCat("data: a count of ", count, ", which is not in [0, ", kCounter, "]"));
+  }
+  for (const double seconds : {data.wait_s(), data.slowest_s()}) {
+    if (!(seconds >= 0 && std::isfinite(seconds))) return Bad("data: seconds below 0 or not finite");
+  }
   if (report.has_end()) {
     if (!v1::Reason_IsValid(report.end().reason())) return Bad("unknown reason of the end");
     if (report.end().message().size() > 64 << 10) return Bad("a message of the end that is too long");

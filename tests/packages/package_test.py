@@ -220,6 +220,9 @@ def take_away(root, mode):
         os.remove(root.at("usr/bin/hiera-worker"))
     with open(root.at("etc/default/hierad-agent"), "a") as file:
         file.write("# changed\n")
+    wants = "etc/systemd/system/multi-user.target.wants"   # as systemctl enable leaves it
+    os.makedirs(root.at(wants), exist_ok=True)
+    os.symlink("/lib/systemd/system/hierad.service", root.at(f"{wants}/hierad.service"))
     packages = ["hiera-worker", "hierad"] if mode == "debian" else ["hierad"]
     root("dpkg", "--force-unsafe-io", "-r", *packages)
     for name in ("usr/bin/hierad", "usr/bin/hierctl", "usr/bin/hiera-worker", "usr/lib/hierad", "lib/systemd/system/hierad.service"):
@@ -228,6 +231,7 @@ def take_away(root, mode):
     root("dpkg", "-P", *packages)
     for name in ("var/lib/hierad", "etc/default/hierad-agent", "etc/hierad", "usr/share/doc/hierad"):
         check(not os.path.exists(root.at(name)), f"{name} is gone once purged")
+    check(not os.path.lexists(root.at(f"{wants}/hierad.service")), "a service that was enabled is not once purged")
     check(os.listdir(root.at("var/lib/hierad-runs")), "what was trained is there still")
 
 
