@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
+#include <limits>
 
 #include "base/limits.h"
 #include "server/coordinator_harness.h"
@@ -264,6 +265,9 @@ TEST_F(SessionTest, IllegalReportsCloseTheSessionAndChangeNothing) {
   EXPECT_TRUE(refused([](v1::WorkerReport* r) { r->set_rank(-1); }));
   EXPECT_TRUE(refused([](v1::WorkerReport* r) { r->set_step(-5); }));
   EXPECT_TRUE(refused([](v1::WorkerReport* r) { AddMetrics(r, 1, limits::kMetricBatch + 1); }));
+  EXPECT_TRUE(refused([](v1::WorkerReport* r) { r->mutable_data()->set_skipped_samples(-1); }));
+  EXPECT_TRUE(refused([](v1::WorkerReport* r) { r->mutable_data()->set_samples(std::numeric_limits<int64_t>::max()); }));
+  EXPECT_TRUE(refused([](v1::WorkerReport* r) { r->mutable_data()->set_wait_s(std::nan("")); }));
   EXPECT_TRUE(refused([](v1::WorkerReport* r) { r->set_rendezvous(std::string(5000, 'x')); }));
   EXPECT_TRUE(refused([](v1::WorkerReport* r) { r->add_checkpoints()->set_path("relative"); }));
   EXPECT_TRUE(refused([](v1::WorkerReport* r) { r->set_phase(static_cast<v1::Phase>(99)); }));
