@@ -265,7 +265,8 @@ class Validator {
       Problem("step.shard_optimizer", "true is for optimizer.name adamw; muon's matrices are not cut: it shares out their products among the ranks by itself");
     }
     if (ResolvedMode(step, spec_.resources().device() == "cuda") == "fused") return;
-    const std::string only = " is for step.mode fused; the mode is " + (step.mode().empty() ? std::string("auto") : step.mode());
+    const std::string only = " is for step.mode fused; the mode is " +
+                             (step.mode().empty() || step.mode() == "auto" ? "auto, which is fused with resources.device: cuda" : step.mode());
     if (step.reduce_dtype() == "bf16") Problem("step.reduce_dtype", "bf16" + only);
     if (step.checkpoint_stages_size() > 0) Problem("step.checkpoint_stages", "it" + only);
     if (step.checkpoint_decoder()) Problem("step.checkpoint_decoder", "true" + only);

@@ -35,6 +35,7 @@ absl::StatusOr<std::unique_ptr<Communicator>> Join(const BenchArguments& argumen
   options.size = arguments.world;
   options.max_channels = arguments.channels;
   std::string blob;
+  close(pipe_ends[rank == 0 ? 0 : 1]);   // so that who reads sees the end where rank 0 has ended
   if (rank == 0) {
     ASSIGN_OR_RETURN(blob, cuda ? MakeNcclRendezvous() : MakeSharedMemoryRendezvous(options, absl::StrCat("bench-", getppid()), int64_t{64} << 20));
     std::string padded = absl::StrCat(blob.size(), " ", blob);

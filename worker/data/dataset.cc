@@ -121,6 +121,7 @@ absl::Status Dataset::NotFinite(uint64_t sample) const {
 }
 
 absl::Status Dataset::Read(const Visit& visit, float* x_CS) const {
+  if (row_format().row_bytes() == 0) return ErrorOf(v1::REASON_INTERNAL, "a data set without a row format was asked for a sample.");
   const std::unique_ptr<std::byte[]> row(new std::byte[row_format().row_bytes()]);
   RETURN_IF_ERROR(ReadRow(visit, row.get()));
   return ConvertRow(row_format(), row.get(), visit, visit.augment, x_CS) ? absl::OkStatus() : NotFinite(visit.sample);

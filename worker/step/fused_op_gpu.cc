@@ -343,7 +343,10 @@ absl::Status CudaStatus(cudaError_t error, const std::string& what) {
   const v1::Reason reason = error == cudaErrorMemoryAllocation ? v1::REASON_CUDA_OOM
                             : error == cudaErrorECCUncorrectable || error == cudaErrorHardwareStackError ? v1::REASON_GPU_FAULT
                                                                                                          : v1::REASON_CRASHED;
-  return ErrorOf(reason, absl::StrCat(what, " failed: ", cudaGetErrorString(error), "."));
+  const char* advice = error == cudaErrorNoKernelImageForDevice
+                           ? " This hiera-worker was built for other cards: build it on a machine with such a card, or with -DCMAKE_CUDA_ARCHITECTURES."
+                           : "";
+  return ErrorOf(reason, absl::StrCat(what, " failed: ", cudaGetErrorString(error), ".", advice));
 }
 
 }  // namespace hierad

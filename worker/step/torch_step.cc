@@ -199,6 +199,7 @@ class TorchStep : public Step {
       ASSIGN_OR_RETURN(const BatchTensors tensors, staging_.Load(0, batch, Staging::Use::kFeatures, 1.0, batch.real));
       at::from_blob(features.data(), {batch.real, model_.geometry().encoder_dim_out})
           .copy_(model_.Features(tensors, rewrite()));
+      staging_.ClearNotFinite();   // no step's affair
       return absl::OkStatus();
     }));
     return features;
@@ -220,6 +221,7 @@ class TorchStep : public Step {
       to_host(tensors.x, &x, at::kFloat);
       to_host(result.pred, &pred, at::kFloat);
       to_host(result.removed, &removed, at::kByte);
+      staging_.ClearNotFinite();   // no step's affair
       return absl::OkStatus();
     }));
     return PutBack(g, batch.real, x.data(), removed, pred);
