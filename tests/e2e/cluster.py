@@ -297,6 +297,10 @@ class Cluster:
         wait_for(lambda: self.step(folder) >= step,
                  lambda: f"step {step}, in {folder}, at {self.step(folder)}\n{read_text(os.path.join(folder, 'rank-0.log'))}", deadline)
 
+    def wait_checkpoint(self, job_id, step, deadline=60):
+        """A checkpoint of that step or a later one is durable, which may be well after its step: it is written beside the steps."""
+        wait_for(lambda: any(int(point["step"]) >= step for point in self.json("checkpoints", job_id)["checkpoints"]), f"the checkpoint of step {step}", deadline)
+
     def rank_pids(self, job_id):
         return {int(rank.get("rank", 0)): int(rank.get("pid", 0)) for rank in self.job(job_id).get("ranks", [])}
 
