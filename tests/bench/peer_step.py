@@ -128,20 +128,25 @@ def timed(step, row, reads):
     return {read: sorted(values)[len(values) // 2] for read, values in times.items()}
 
 
+def models(contender, row):
+    """The model, and what a step calls: hiera-optim's is compiled."""
+    torch.manual_seed(1)
+    model = build(row).cuda().train()
+    if contender != "hiera-optim":
+        return model, model
+    repair()
+    from hiera_optim import optimize
+    model._grad_checkpointing = False
+    optimize(model, graph_safe=True)
+    return model, torch.compile(model, mode="reduce-overhead", dynamic=False)
+
+
 def rank_main(rank, contender, row, port):
     import torch.distributed as dist
     from torch.nn.parallel import DistributedDataParallel
     torch.cuda.set_device(rank)
     dist.init_process_group("nccl", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=row["world"])
-    torch.manual_seed(1)
-    model = build(row).cuda().train()
-    step_model = model
-    if contender == "hiera-optim":
-        repair()
-        from hiera_optim import optimize
-        model._grad_checkpointing = False
-        optimize(model, graph_safe=True)
-        step_model = torch.compile(model, mode="reduce-overhead", dynamic=False)
+    model, step_model = models(contender, row)
     if row["world"] > 1:
         step_model = DistributedDataParallel(step_model, device_ids=[rank], static_graph=True)
     updates = optimizers(model, row.get("optimizer", "adamw"))
@@ -202,15 +207,7 @@ def main():
     if "world" in row:
         return ranks_main(contender, row)
     lock = prepare_shared()
-    torch.manual_seed(1)
-    model = build(row).cuda().train()
-    step_model = model
-    if contender == "hiera-optim":
-        repair()
-        from hiera_optim import optimize
-        model._grad_checkpointing = False
-        optimize(model, graph_safe=True)
-        step_model = torch.compile(model, mode="reduce-overhead", dynamic=False)
+    model, step_model = models(contender, row)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, betas=(0.9, 0.95), weight_decay=0.05, fused=True)
     pool = [torch.rand(row["batch"], row["chans"], *row["input"]).mul_(2).sub_(1).pin_memory() for _ in range(4)]
 

@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <bit>
 #include <cerrno>
-#include <cmath>
 #include <cstring>
 #include <fcntl.h>
 #include <nlohmann/json.hpp>
@@ -15,6 +14,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "base/fs.h"
+#include "base/half.h"
 #include "base/limits.h"
 #include "base/sha256.h"
 #include "base/status.h"
@@ -55,17 +55,6 @@ int64_t BytesOf(const std::string& dtype) {
   if (dtype == "F32") return 4;
   if (dtype == "F16" || dtype == "BF16") return 2;
   return 0;
-}
-
-float HalfToFloat(uint16_t h) {
-  const uint32_t sign = uint32_t(h & 0x8000u) << 16;
-  const uint32_t exponent = (h >> 10) & 0x1Fu, fraction = h & 0x3FFu;
-  if (exponent == 0) {
-    const float magnitude = std::ldexp(float(fraction), -24);
-    return sign != 0 ? -magnitude : magnitude;
-  }
-  if (exponent == 31) return std::bit_cast<float>(sign | 0x7F800000u | fraction << 13);
-  return std::bit_cast<float>(sign | (exponent + 112) << 23 | fraction << 13);
 }
 
 void Convert(const std::string& dtype, const char* from, size_t elements, float* to) {

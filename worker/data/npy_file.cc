@@ -13,6 +13,7 @@
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
+#include "base/half.h"
 #include "base/status.h"
 #include "worker/data/data_file.h"
 #include "worker/data/zip_directory.h"
@@ -21,17 +22,6 @@ namespace hierad {
 namespace {
 
 constexpr int64_t kFirstBytes = 4096;   // holds nearly every header whole
-
-float HalfToFloat(uint16_t half) {
-  const uint32_t sign = uint32_t{half & 0x8000u} << 16;
-  uint32_t exponent = (half >> 10) & 0x1Fu, mantissa = half & 0x3FFu;
-  if (exponent == 0x1F) return std::bit_cast<float>(sign | 0x7F800000u | mantissa << 13);
-  if (exponent == 0) {   // zero and subnormals: mantissa * 2^-24, exact in fp32
-    const float value = static_cast<float>(mantissa) * 0x1p-24f;
-    return sign ? -value : value;
-  }
-  return std::bit_cast<float>(sign | (exponent + 112) << 23 | mantissa << 13);
-}
 
 template <typename Word>
 Word Load(const uint8_t* bytes, bool swap) {

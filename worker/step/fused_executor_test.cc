@@ -266,8 +266,8 @@ TEST(FusedExecutorTest, HalfPrecisionRoundsToNearest) {
   using reference::Float16;
   // Every number of half precision, and what lies around the middle between it and the next.
   for (uint32_t bits = 0; bits < 0x7C00; ++bits) {
-    const float value = reference::HalfToFloat(uint16_t(bits));
-    const float next = bits == 0x7BFF ? 65536.0f : reference::HalfToFloat(uint16_t(bits + 1)), middle = (value + next) / 2;
+    const float value = HalfToFloat(uint16_t(bits));
+    const float next = bits == 0x7BFF ? 65536.0f : HalfToFloat(uint16_t(bits + 1)), middle = (value + next) / 2;
     const auto of = [](float v) { return uint32_t(Float16(v).bits); };
     ASSERT_EQ(of(value), bits);
     ASSERT_EQ(of(-value), bits | 0x8000);

@@ -7,6 +7,8 @@
 #include <bit>
 #include <cstdint>
 
+#include "base/half.h"
+
 namespace hierad::reference {
 
 // Round to nearest, ties to even; NaN stays NaN.
@@ -25,15 +27,6 @@ struct BFloat16 {
   explicit BFloat16(double value) : BFloat16(float(value)) {}
   operator float() const { return std::bit_cast<float>(uint32_t{bits} << 16); }
 };
-
-// IEEE half precision to float.
-inline float HalfToFloat(uint16_t h) {
-  const uint32_t sign = uint32_t(h & 0x8000) << 16, exponent = h >> 10 & 31, fraction = h & 1023;
-  if (exponent == 31) return std::bit_cast<float>(sign | 0x7F800000 | fraction << 13);
-  if (exponent != 0) return std::bit_cast<float>(sign | (exponent + 112) << 23 | fraction << 13);
-  const float magnitude = float(fraction) * (1.0f / 16777216.0f);
-  return sign != 0 ? -magnitude : magnitude;
-}
 
 // Round to nearest, ties to even; too large ones become infinite; NaN stays NaN.
 struct Float16 {
