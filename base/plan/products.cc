@@ -37,6 +37,8 @@ bool TakesGeluEpilogue(int capability, int64_t m, int64_t n, int64_t k) {
   return capability == 90 && (n % 256 == 0 || n % 192 == 0) && k % 8 == 0 && m > 0 && m <= INT32_MAX && n <= INT32_MAX && k <= INT32_MAX;
 }
 
+bool ResidentTakes(int64_t n, int64_t k) { return n % 128 == 0 && (k == 96 || k == 192 || k == 384 || k == 512 || k == 768); }
+
 std::string CommittedAlgorithms(std::string_view name) {
   for (const CommittedTable& table : kCommittedAlgorithms) {
     if (name == table.name) return table.text;

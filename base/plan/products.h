@@ -23,6 +23,9 @@ Gemm ProductOf(const GemmGeluBackward& op);
 // Whether a card of this capability (90: 9.0) has a kernel with GELU in the epilogue for a bf16 product m x n x k.
 bool TakesGeluEpilogue(int capability, int64_t m, int64_t n, int64_t k);
 
+// Whether among those the kernel that keeps weights in shared memory has this one.
+bool ResidentTakes(int64_t n, int64_t k);
+
 // The committed table of this name, "<card>.cublasLt-<version>"; empty: there is none.
 std::string CommittedAlgorithms(std::string_view name);
 // The newest committed table of a card, by its name of plan_report.h; empty: there is none.
