@@ -1,7 +1,6 @@
 #include "base/plan/products.h"
 
 #include <map>
-#include <set>
 #include <sstream>
 #include <utility>
 
@@ -33,11 +32,16 @@ GemmShape ShapeOf(const BatchedGemm& o, const Plan& plan, bool tf32) {
 Gemm ProductOf(const GemmGelu& o) { return {o.a, o.b, o.h, o.bias, o.m, o.n, o.k, false, true, false}; }
 Gemm ProductOf(const GemmGeluBackward& o) { return {o.a, o.b, o.dh, kNone, o.m, o.n, o.k, false, false, false}; }
 
-bool TakesGeluEpilogue(int capability, int64_t m, int64_t n, int64_t k) {
-  return capability == 90 && (n % 256 == 0 || n % 192 == 0) && k % 8 == 0 && m > 0 && m <= INT32_MAX && n <= INT32_MAX && k <= INT32_MAX;
-}
-
 bool ResidentTakes(int64_t n, int64_t k) { return n % 128 == 0 && (k == 96 || k == 192 || k == 384 || k == 512 || k == 768); }
+
+GeluEpilogue GeluEpilogueOf(int capability, ComputeType type, bool backward, int64_t m, int64_t n, int64_t k) {
+  const bool bf16 = type == ComputeType::kBF16, narrow = bf16 || type == ComputeType::kF16;
+  if (capability != 90 || !narrow || m < 1 || m > INT32_MAX - 128 || n > INT32_MAX || k > INT32_MAX) return GeluEpilogue::kNone;
+  // By measurement (docs/performance.md, "Products and epilogues").
+  if (ResidentTakes(n, k) && k <= (backward ? 384 : 384)) return GeluEpilogue::kResident;
+  if (!bf16 || k % 8 != 0) return GeluEpilogue::kNone;
+  return n % 256 == 0 ? GeluEpilogue::kTiles256 : n % 192 == 0 ? GeluEpilogue::kTiles192 : GeluEpilogue::kNone;
+}
 
 std::string CommittedAlgorithms(std::string_view name) {
   for (const CommittedTable& table : kCommittedAlgorithms) {
@@ -56,27 +60,30 @@ std::string NewestAlgorithmTable(std::string_view card) {
 }
 
 std::vector<PlannedProduct> ProductsOf(const Plan& plan, std::string_view card, int capability, bool tf32, int64_t accumulation) {
-  std::set<std::string> known;
+  std::map<std::string, std::string> known;
   std::istringstream table(CommittedAlgorithms(NewestAlgorithmTable(card)));
-  for (std::string key, algorithm; table >> key >> algorithm;) known.insert(key);
-  const bool bf16 = plan.options.compute == ComputeType::kBF16;
+  for (std::string key, algorithm; table >> key >> algorithm;) known[key] = algorithm;
   std::map<std::pair<std::string, std::string>, PlannedProduct> products;
-  auto add = [&](const GemmShape& shape, bool epilogue, const Op& op, int64_t times) {
+  auto add = [&](const GemmShape& shape, GeluEpilogue epilogue, const Op& op, int64_t times) {
     const std::string key = shape.Key();
-    const char* const by = epilogue ? "epilogue" : known.contains(key) ? "table" : "library";
+    std::string by = "library";
+    if (epilogue == GeluEpilogue::kResident) by = "epilogue resident";
+    else if (epilogue == GeluEpilogue::kTiles192) by = "epilogue 128x192";
+    else if (epilogue == GeluEpilogue::kTiles256) by = "epilogue 128x256";
+    else if (auto entry = known.find(key); entry != known.end()) by = entry->second == kResidentAlgorithm ? "resident" : "table";
     PlannedProduct& p = products.try_emplace({key, by}, PlannedProduct{key, by, 0, 0}).first->second;
     p.count += times, p.flops += double(times) * op.flops;
   };
   for (const auto& [ops, times] : {std::pair{&plan.forward_backward, accumulation}, {&plan.update, int64_t{1}}}) {
     for (const Op& op : *ops) {
       if (const auto* gemm = std::get_if<Gemm>(&op.args)) {
-        add(ShapeOf(*gemm, plan, tf32), false, op, times);
+        add(ShapeOf(*gemm, plan, tf32), GeluEpilogue::kNone, op, times);
       } else if (const auto* batched = std::get_if<BatchedGemm>(&op.args)) {
-        add(ShapeOf(*batched, plan, tf32), false, op, times);
+        add(ShapeOf(*batched, plan, tf32), GeluEpilogue::kNone, op, times);
       } else if (const auto* forward = std::get_if<GemmGelu>(&op.args)) {
-        add(ShapeOf(ProductOf(*forward), plan, tf32), bf16 && TakesGeluEpilogue(capability, forward->m, forward->n, forward->k), op, times);
+        add(ShapeOf(ProductOf(*forward), plan, tf32), GeluEpilogueOf(capability, plan.options.compute, false, forward->m, forward->n, forward->k), op, times);
       } else if (const auto* backward = std::get_if<GemmGeluBackward>(&op.args)) {
-        add(ShapeOf(ProductOf(*backward), plan, tf32), bf16 && TakesGeluEpilogue(capability, backward->m, backward->n, backward->k), op, times);
+        add(ShapeOf(ProductOf(*backward), plan, tf32), GeluEpilogueOf(capability, plan.options.compute, true, backward->m, backward->n, backward->k), op, times);
       }
     }
   }

@@ -1,5 +1,5 @@
 // The matrix products of a plan on a GPU: their shapes as the library sees them, and by whom each is made. The choice is by
-// measurement: tables of algorithms (algorithms/, a line a shape, "<GemmShape::Key> <algorithm in hex>", each of one card and
+// measurement: tables of algorithms (algorithms/, a line a shape, "<GemmShape::Key> <algorithm in hex>" or kResidentAlgorithm, each of one card and
 // one version of the library), and the rule for products with GELU in their epilogue.
 #pragma once
 
@@ -20,11 +20,19 @@ GemmShape ShapeOf(const BatchedGemm& op, const Plan& plan, bool tf32);
 Gemm ProductOf(const GemmGelu& op);
 Gemm ProductOf(const GemmGeluBackward& op);
 
-// Whether a card of this capability (90: 9.0) has a kernel with GELU in the epilogue for a bf16 product m x n x k.
-bool TakesGeluEpilogue(int capability, int64_t m, int64_t n, int64_t k);
-
-// Whether among those the kernel that keeps weights in shared memory has this one.
+// Who makes a product m x n x k with GELU (or, backward, its derivative) in the epilogue on a card of this capability (90: 9.0).
+enum class GeluEpilogue {
+  kNone,       // the library, and an elementwise kernel
+  kResident,   // weights stay in shared memory
+  kTiles192,   // cooperative tiles of 128 rows by so many columns
+  kTiles256,
+};
+GeluEpilogue GeluEpilogueOf(int capability, ComputeType type, bool backward, int64_t m, int64_t n, int64_t k);
+// n and k of kResident.
 bool ResidentTakes(int64_t n, int64_t k);
+
+// In a table instead of an algorithm: by the kernel of ours that keeps weights in shared memory.
+inline constexpr char kResidentAlgorithm[] = "resident";
 
 // The committed table of this name, "<card>.cublasLt-<version>"; empty: there is none.
 std::string CommittedAlgorithms(std::string_view name);
@@ -34,7 +42,7 @@ std::string NewestAlgorithmTable(std::string_view card);
 // Products of one shape in a step.
 struct PlannedProduct {
   std::string key;         // GemmShape::Key
-  std::string made_by;     // "epilogue", "table" or "library" (its own first choice)
+  std::string made_by;     // "epilogue ..." (GeluEpilogue), "table", "resident", or "library" (its own first choice)
   int64_t count;           // in an optimizer step
   double flops;            // of all of them
 };

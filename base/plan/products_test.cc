@@ -28,7 +28,7 @@ std::map<std::string, int64_t> MadeBy(const v1::JobSpec& job, const char* card) 
   EXPECT_TRUE(report.ok()) << report.status();
   std::map<std::string, int64_t> made;
   if (report.ok()) {
-    for (const PlannedProduct& p : report->products) made[p.made_by] += p.count;
+    for (const PlannedProduct& p : report->products) made[p.made_by.substr(0, p.made_by.find(' '))] += p.count;   // epilogues together
   }
   return made;
 }
@@ -37,7 +37,7 @@ TEST(ProductsTest, TheTableHoldsThePlansShapes) {
   // 24 blocks and 8 of the decoder, both ways; all other products of the model that the table was made with.
   const auto base = MadeBy(Base(128, "bf16"), "H200");
   EXPECT_EQ(base.at("epilogue"), 64);
-  EXPECT_GT(base.at("table"), 250);
+  EXPECT_GT(base.at("table") + base.at("resident"), 250);
   EXPECT_FALSE(base.contains("library"));
   EXPECT_TRUE(MadeBy(Base(77, "bf16"), "H200").contains("library")) << "no table knows every batch";
   EXPECT_FALSE(MadeBy(Base(128, "bf16"), "A100").contains("epilogue"));
@@ -65,7 +65,7 @@ TEST(ProductsTest, CommittedTablesAreWhole) {
   std::istringstream table(CommittedAlgorithms(name));
   std::map<std::string, std::string> known;
   for (std::string key, algorithm; table >> key >> algorithm;) {
-    EXPECT_EQ(algorithm.size(), 128u) << key;
+    EXPECT_TRUE(algorithm.size() == 128u || algorithm == kResidentAlgorithm) << key;
     EXPECT_TRUE(known.emplace(key, algorithm).second) << key << " stands there twice";
   }
   EXPECT_GT(known.size(), 100u);

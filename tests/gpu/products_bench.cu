@@ -20,6 +20,7 @@
 #include "base/plan/products.h"
 #include "worker/kernels/gemm.h"
 #include "worker/kernels/gemm_gelu_tiles.h"
+#include "worker/kernels/gemm_resident.h"
 #include "worker/kernels/kernels.h"
 
 using namespace hierad::kernels;
@@ -91,6 +92,25 @@ __global__ void Compare(int64_t m, int64_t n, int64_t k, const bf16* a, const bf
     for (int t = 0; t < 256; ++t) total += sums[t];
     (which < 3 ? difference : size)[which % 3 * gridDim.x + blockIdx.x] = total;
   }
+}
+
+// The same of c = a w (+ bias), w[n, k] or, across, w[k, n]; into the first of three.
+__global__ void ComparePlain(int64_t m, int64_t n, int64_t k, const bf16* a, const bf16* w, bool across, const bf16* bias, const bf16* c, double* difference, double* size) {
+  __shared__ double sums[2][256];
+  double d = 0, s = 0;
+  for (int64_t i = blockIdx.x * int64_t(blockDim.x) + threadIdx.x; i < m * n; i += int64_t(gridDim.x) * blockDim.x) {
+    const int64_t row = i / n, column = i % n;
+    double x = bias == nullptr ? 0.0 : double(float(bias[column]));
+    for (int64_t e = 0; e < k; ++e) x += double(float(a[row * k + e])) * double(float(across ? w[e * n + column] : w[column * k + e]));
+    const double got = double(float(c[i]));
+    d += (got - x) * (got - x), s += x * x;
+  }
+  sums[0][threadIdx.x] = d, sums[1][threadIdx.x] = s;
+  __syncthreads();
+  if (threadIdx.x != 0) return;
+  double total[2] = {};
+  for (int t = 0; t < 256; ++t) total[0] += sums[0][t], total[1] += sums[1][t];
+  difference[blockIdx.x] = total[0], size[blockIdx.x] = total[1];
 }
 
 struct Shape {
@@ -243,8 +263,27 @@ void Measure(const Shape& s, const std::vector<Variant>& variants, int sms) {
   }
 }
 
-// Every product of Base's step at this batch as the library makes it by this card's table.
-void MeasurePlan(int batch) {
+// What RunResident makes of a product, against double.
+bool ResidentIsRight(const GemmShape& s, unsigned seed) {
+  Buffer<bf16> a(s.m * s.k), w(s.k * s.n), bias(s.n), c(s.m * s.n);
+  Fill<<<512, 256>>>(a.p, a.n, seed, 1.0f);
+  Fill<<<512, 256>>>(w.p, w.n, seed + 1, 1.0f / std::sqrt(float(s.k)));
+  Fill<<<512, 256>>>(bias.p, bias.n, seed + 2, 1.0f);
+  Check(RunResident(s, a.p, w.p, c.p, bias.p, nullptr), "resident");
+  constexpr int kBlocks = 1024;
+  Buffer<double> difference(3 * kBlocks), size(3 * kBlocks);
+  ComparePlain<<<kBlocks, 256>>>(s.m, s.n, s.k, a.p, w.p, !s.trans_b, s.bias ? bias.p : nullptr, c.p, difference.p, size.p);
+  std::vector<double> d(3 * kBlocks), r(3 * kBlocks);
+  Check(cudaMemcpy(d.data(), difference.p, d.size() * 8, cudaMemcpyDeviceToHost), "cudaMemcpy");
+  Check(cudaMemcpy(r.data(), size.p, r.size() * 8, cudaMemcpyDeviceToHost), "cudaMemcpy");
+  const double error = Root(d, r, 0);
+  const bool good = error < 3e-3;
+  std::printf("{\"check\": \"resident\", \"product\": \"%s\", \"error\": %.2e, \"good\": %s}\n", s.Key().c_str(), error, good ? "true" : "false");
+  return good;
+}
+
+// Every product of Base's step at this batch: by the library with this card's table, and where there is one by our kernel.
+bool MeasurePlan(int batch, std::mt19937* random) {
   hierad::v1::JobSpec job;
   job.mutable_data()->set_source("synthetic");
   job.mutable_model()->set_in_chans(8);
@@ -253,18 +292,25 @@ void MeasurePlan(int batch) {
   hierad::FillDefaults(&job);
   auto plan = hierad::Plan::Make(job, {.compute = hierad::ComputeType::kBF16});
   Check(plan.status());
-  struct Product { GemmShape shape; std::string name; int times = 0; };
-  std::map<std::string, Product> products;
+  struct PlanProduct { GemmShape shape; std::string name; int times = 0; };
+  std::map<std::string, PlanProduct> products;
   for (const hierad::Op& op : plan->forward_backward) {
     const auto* gemm = std::get_if<hierad::Gemm>(&op.args);
     if (gemm == nullptr) continue;
     const GemmShape shape = hierad::ShapeOf(*gemm, *plan, false);
-    ++products.try_emplace(shape.Key(), Product{shape, op.name, 0}).first->second.times;
+    ++products.try_emplace(shape.Key(), PlanProduct{shape, op.name, 0}).first->second.times;
   }
   auto gemm = GemmLibrary::Make();
   Check(gemm.status());
+  bool good = true;
   for (const auto& [key, p] : products) {
     const GemmShape& s = p.shape;
+    const bool resident = ResidentHas(s);
+    if (resident) {
+      GemmShape small = s;
+      small.m = 1 + int64_t((*random)() % 3000);
+      good = ResidentIsRight(small, unsigned((*random)())) && good;
+    }
     std::vector<std::unique_ptr<Buffer<bf16>>> operands;
     for (int i = 0; i < kSets; ++i) {
       for (const int64_t size : {s.m * s.k, s.k * s.n, s.m * s.n * (s.wide_out ? 2 : 1), s.n * 2}) {
@@ -273,15 +319,21 @@ void MeasurePlan(int batch) {
       }
     }
     Check(cudaDeviceSynchronize(), "fill");
-    const double us = Time([&](int i, cudaStream_t stream) {
-      Check((*gemm)->Run(s, operands[4 * i]->p, operands[4 * i + 1]->p, operands[4 * i + 2]->p, s.bias ? operands[4 * i + 3]->p : nullptr, stream));
-    });
+    auto run = [&](bool ours) {
+      return Time([&](int i, cudaStream_t stream) {
+        const bf16* const bias = s.bias ? operands[4 * i + 3]->p : nullptr;
+        if (ours) Check(RunResident(s, operands[4 * i]->p, operands[4 * i + 1]->p, operands[4 * i + 2]->p, bias, stream), "resident");
+        else Check((*gemm)->Run(s, operands[4 * i]->p, operands[4 * i + 1]->p, operands[4 * i + 2]->p, bias, stream));
+      });
+    };
+    const double us = run(false), ours = resident ? run(true) : 0.0;
     const double flops = 2.0 * s.m * s.n * s.k, bytes = 2.0 * (s.m * s.k + s.k * s.n) + (s.wide_out ? 4.0 : 2.0) * s.m * s.n * (s.accumulate ? 2 : 1);
     const double floor_us = 1e6 * std::max(flops / kFlops, bytes / kBytes);
-    std::printf("{\"product\": \"%s\", \"first\": \"%s\", \"times\": %d, \"us\": %.1f, \"floor_us\": %.1f, \"fraction\": %.2f, \"tflops\": %.0f, \"step_ms\": %.3f}\n", key.c_str(),
-                p.name.c_str(), p.times, us, floor_us, floor_us / us, flops / us * 1e-6, us * p.times / 1e3);
+    std::printf("{\"product\": \"%s\", \"first\": \"%s\", \"times\": %d, \"us\": %.1f, \"floor_us\": %.1f, \"fraction\": %.2f, \"tflops\": %.0f, \"step_ms\": %.3f, \"resident_us\": %.1f}\n", key.c_str(),
+                p.name.c_str(), p.times, us, floor_us, floor_us / us, flops / us * 1e-6, us * p.times / 1e3, ours);
     std::fflush(stdout);
   }
+  return good;
 }
 
 }  // namespace
@@ -310,7 +362,7 @@ int main() {
     good = Correct(base[2], v, sms, unsigned(random())) && good;
   }
   std::fflush(stdout);
-  MeasurePlan(128);
+  good = MeasurePlan(128, &random) && good;
   for (const Shape& s : base) Measure(s, variants, sms);
   for (const Shape& s : {Shape{"B=8 stage 1", 9728, 384, 96, 2}, Shape{"B=8 stage 3", 608, 1536, 384, 16}, Shape{"B=8 stage 4", 608, 3072, 768, 3}, Shape{"B=8 decoder", 1568, 2048, 512, 8}}) {
     Measure(s, variants, sms);

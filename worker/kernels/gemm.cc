@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <optional>
 #include <sstream>
 #include <utility>
 #include <vector>
@@ -14,6 +15,7 @@
 #include "base/status.h"
 #include "base/text.h"
 #include "worker/kernels/algorithm_table.h"
+#include "worker/kernels/gemm_resident.h"
 
 namespace hierad::kernels {
 namespace {
@@ -32,6 +34,7 @@ struct GemmLibrary::Prepared {
   cublasLtMatmulDesc_t desc = nullptr;
   cublasLtMatrixLayout_t a = nullptr, b = nullptr, c = nullptr;   // as cuBLAS sees them: column-major, operands exchanged
   cublasLtMatmulAlgo_t algo;
+  bool resident = false;   // by our kernel instead
 
   ~Prepared() {
     for (cublasLtMatrixLayout_t layout : {a, b, c}) {
@@ -69,7 +72,7 @@ namespace {
 // Of every operand, in bytes; those of a batch lie behind one another.
 uint32_t AlignmentOf(const GemmShape& s) {
   if (s.batch == 1) return 16;
-  const int64_t strides = (s.k * s.n | s.m * s.k | s.m * s.n) * (s.bf16 ? 2 : 4);
+  const int64_t strides = (s.k * s.n | s.m * s.k | s.m * s.n) * (s.bf16 || s.f16 ? 2 : 4);
   return uint32_t(std::min<int64_t>(16, strides & -strides));
 }
 
@@ -124,7 +127,10 @@ absl::StatusOr<GemmLibrary::Prepared*> GemmLibrary::Prepare(const GemmShape& s) 
       cublasLtMatrixLayoutSetAttribute(layout, CUBLASLT_MATRIX_LAYOUT_STRIDED_BATCH_OFFSET, &stride, sizeof stride);
     }
   }
-  if (auto known = table_.find(s.Key()); known != table_.end()) {
+  if (auto known = table_.find(s.Key()); known != table_.end() && known->second == kResidentAlgorithm) {
+    p->resident = ResidentHas(s);
+    if (!p->resident) table_.erase(known);
+  } else if (known != table_.end()) {
     std::memcpy(&p->algo, known->second.data(), sizeof p->algo);
     // A table may be another workspace's, or damaged.
     cublasLtMatmulHeuristicResult_t fits{};
@@ -145,6 +151,11 @@ absl::StatusOr<GemmLibrary::Prepared*> GemmLibrary::Prepare(const GemmShape& s) 
 
 absl::Status GemmLibrary::Launch(const Prepared& p, const void* a, const void* b, void* c, const void* bias, cudaStream_t stream, int lane,
                                  const void* addend) const {
+  if (p.resident) {
+    const cudaError_t error = RunResident(p.shape, a, b, c, bias, stream);
+    if (error == cudaSuccess) return absl::OkStatus();
+    return ErrorOf(v1::REASON_CRASHED, absl::StrCat("the product ", p.shape.Key(), " could not be started: ", cudaGetErrorString(error), "."));
+  }
   if (p.shape.bias) cublasLtMatmulDescSetAttribute(p.desc, CUBLASLT_MATMUL_DESC_BIAS_POINTER, &bias, sizeof bias);
   const float alpha = p.shape.alpha, beta = p.shape.accumulate ? 1 : p.shape.beta;
   const int code = cublasLtMatmul(static_cast<cublasLtHandle_t>(handle_), p.desc, &alpha, b, p.a, a, p.b, &beta, addend != nullptr ? addend : c, p.c, c, p.c, &p.algo,
@@ -164,43 +175,51 @@ absl::Status GemmLibrary::Tune(const GemmShape& shape, const void* a, const void
   const auto results = Candidates(static_cast<cublasLtHandle_t>(handle_), p->desc, p->a, p->b, p->c, AlignmentOf(shape), workspace_bytes_, kCandidates);
   cudaEvent_t start, stop;
   cudaEventCreate(&start), cudaEventCreate(&stop);
-  float best = 1e30f;
-  cublasLtMatmulAlgo_t choice = p->algo;
-  for (const auto& result : results) {
-    p->algo = result.algo;
+  // Median time of what `p` says; none: it does not run.
+  auto time = [&]() -> std::optional<float> {
     std::vector<float> times;
     for (int run = 0; run <= kTimedRuns; ++run) {
       cudaEventRecord(start, stream);
-      bool launched = true;
-      for (int i = 0; i < kLaunchesARun && launched; ++i) launched = Launch(*p, a, b, c, bias, stream, 0).ok();
-      if (!launched) break;
+      for (int i = 0; i < kLaunchesARun; ++i) {
+        if (!Launch(*p, a, b, c, bias, stream, 0).ok()) return std::nullopt;
+      }
       cudaEventRecord(stop, stream);
       cudaEventSynchronize(stop);
       float ms = 0;
       cudaEventElapsedTime(&ms, start, stop);
       if (run > 0) times.push_back(ms);
     }
-    if (times.size() != kTimedRuns) continue;
     std::sort(times.begin(), times.end());
-    if (times[kTimedRuns / 2] < best) best = times[kTimedRuns / 2], choice = result.algo;
+    return times[kTimedRuns / 2];
+  };
+  float best = 1e30f;
+  cublasLtMatmulAlgo_t choice = p->algo;
+  for (const auto& result : results) {
+    p->algo = result.algo;
+    if (const auto ms = time(); ms && *ms < best) best = *ms, choice = result.algo;
+  }
+  p->algo = choice;
+  if (ResidentHas(shape)) {
+    p->resident = true;
+    const auto ms = time();
+    p->resident = ms && *ms < best;
   }
   cudaEventDestroy(start), cudaEventDestroy(stop);
-  p->algo = choice;
-  table_[shape.Key()] = std::string(reinterpret_cast<const char*>(&choice), sizeof choice);
+  table_[shape.Key()] = p->resident ? std::string(kResidentAlgorithm) : std::string(reinterpret_cast<const char*>(&choice), sizeof choice);
   return absl::OkStatus();
 }
 
 std::string GemmLibrary::WriteTable() const {
   std::string text;
-  for (const auto& [key, algo] : table_) absl::StrAppend(&text, key, " ", absl::BytesToHexString(algo), "\n");
+  for (const auto& [key, algo] : table_) absl::StrAppend(&text, key, " ", algo == kResidentAlgorithm ? algo : absl::BytesToHexString(algo), "\n");
   return text;
 }
 
 absl::Status GemmLibrary::ReadTable(const std::string& text) {
   std::istringstream in(text);
   for (std::string key, hex; in >> key >> hex;) {
-    const std::string bytes = absl::HexStringToBytes(hex);
-    if (bytes.size() != sizeof(cublasLtMatmulAlgo_t)) {
+    const std::string bytes = hex == kResidentAlgorithm ? hex : absl::HexStringToBytes(hex);
+    if (hex != kResidentAlgorithm && bytes.size() != sizeof(cublasLtMatmulAlgo_t)) {
       return ErrorOf(v1::REASON_USER_ERROR, absl::StrCat("algorithm table: the entry of ", key, " has ", bytes.size(), " bytes instead of ",
                                                          sizeof(cublasLtMatmulAlgo_t), "; make the table again."));
     }

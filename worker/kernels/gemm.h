@@ -1,4 +1,4 @@
-// Matrix products through cuBLASLt, with bias in the epilogue. One library object a device and thread; shapes are prepared
+// Matrix products through cuBLASLt, with bias in the epilogue, or by the kernel of gemm_resident.h where that was measured faster. One library object a device and thread; shapes are prepared
 // once (descriptor and algorithm), so that a captured step only launches. The algorithm of a shape is the library's first
 // choice, or the one that Tune found fastest, here or where a table came from; the same card, library version and tables give
 // the same bits.
@@ -50,7 +50,7 @@ class GemmLibrary {
   char* workspace_ = nullptr;   // kLanes times workspace_bytes_
   int64_t workspace_bytes_ = 0;
   std::map<std::string, std::unique_ptr<Prepared>> prepared_;
-  std::map<std::string, std::string> table_;   // key -> algorithm in hex
+  std::map<std::string, std::string> table_;   // key -> bytes of an algorithm, or kResidentAlgorithm
 };
 
 }  // namespace hierad::kernels

@@ -7,23 +7,32 @@
 namespace hierad::kernels {
 namespace {
 
-// The wide tile was the faster one wherever both fit (docs/performance.md, "Products and epilogues").
-bool TakesWide(int64_t n) { return n % 256 == 0; }
-// Where bytes are the bound.
-bool KeepsWeights(int64_t n, int64_t k) { return k <= 384 && ResidentTakes(n, k); }
+GeluEpilogue ChoiceOf(bool backward, bool f16, int64_t m, int64_t n, int64_t k) {
+  return GeluEpilogueOf(ThisCard().capability, f16 ? ComputeType::kF16 : ComputeType::kBF16, backward, m, n, k);
+}
+
+template <typename Product>
+cudaError_t Run(const Product& product, GeluEpilogue choice, cudaError_t (*resident)(const Product&, int, cudaStream_t),
+                cudaError_t (*tiles192)(const Product&, int, cudaStream_t), cudaError_t (*tiles256)(const Product&, int, cudaStream_t), cudaStream_t stream) {
+  switch (choice) {
+    case GeluEpilogue::kResident: return resident(product, ThisCard().sm_count, stream);
+    case GeluEpilogue::kTiles192: return tiles192(product, ThisCard().sm_count, stream);
+    case GeluEpilogue::kTiles256: return tiles256(product, ThisCard().sm_count, stream);
+    case GeluEpilogue::kNone: break;
+  }
+  return cudaErrorNotSupported;
+}
 
 }  // namespace
 
-bool TakesGemmGelu(int64_t m, int64_t n, int64_t k) { return TakesGeluEpilogue(ThisCard().capability, m, n, k); }
+bool TakesGemmGelu(bool backward, bool f16, int64_t m, int64_t n, int64_t k) { return ChoiceOf(backward, f16, m, n, k) != GeluEpilogue::kNone; }
 
-cudaError_t RunGemmGelu(const GemmGeluForward& product, cudaStream_t stream) {
-  if (KeepsWeights(product.n, product.k)) return GemmGeluResident(product, ThisCard().sm_count, stream);
-  return (TakesWide(product.n) ? GemmGelu128x256 : GemmGelu128x192)(product, ThisCard().sm_count, stream);
+cudaError_t RunGemmGelu(const GemmGeluForward& p, cudaStream_t stream) {
+  return Run(p, ChoiceOf(false, p.f16, p.m, p.n, p.k), &GemmGeluResident, &GemmGelu128x192, &GemmGelu128x256, stream);
 }
 
-cudaError_t RunGemmGeluBackward(const GemmGeluBackward& product, cudaStream_t stream) {
-  if (KeepsWeights(product.n, product.k)) return GemmGeluBackwardResident(product, ThisCard().sm_count, stream);
-  return (TakesWide(product.n) ? GemmGeluBackward128x256 : GemmGeluBackward128x192)(product, ThisCard().sm_count, stream);
+cudaError_t RunGemmGeluBackward(const GemmGeluBackward& p, cudaStream_t stream) {
+  return Run(p, ChoiceOf(true, p.f16, p.m, p.n, p.k), &GemmGeluBackwardResident, &GemmGeluBackward128x192, &GemmGeluBackward128x256, stream);
 }
 
 }  // namespace hierad::kernels

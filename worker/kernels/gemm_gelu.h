@@ -1,5 +1,5 @@
-// Products with GELU in their epilogue: the hidden layer of an MLP is not read and written once more for it. bf16, on cards
-// of capability 9.0; elsewhere, in fp32, and for shapes that are not taken, a library product and an elementwise kernel.
+// Products with GELU in their epilogue: the hidden layer of an MLP is not read and written once more for it. bf16 and, by
+// one of the kernels (base/plan/products.h), fp16, on cards of capability 9.0; elsewhere, in fp32, and for shapes that are not taken, a library product and an elementwise kernel.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -14,18 +14,20 @@ struct GemmGeluForward {
   const void *a, *w;
   const float* bias;
   void *h, *g;
+  bool f16 = false;   // else bf16
 };
-// dh[m, n] = (dy[m, k] w[k, n]) gelu'(h); g = gelu(h) again; parts[p, n] = sum of dh over the rows
-// of part p, kGeluPartRows each.
+// dh[m, n] = (dy[m, k] w[k, n]) gelu'(h); g = gelu(h) again; parts[p, n], one for each kGeluPartRows
+// rows: sums of dh over rows, whose split is the kernel's own; together they are the sum over all.
 struct GemmGeluBackward {
   int64_t m, n, k;
   const void *dy, *w, *h;
   void *dh, *g;
   float* parts;
+  bool f16 = false;
 };
 
 // Whether this card has them for the shape.
-bool TakesGemmGelu(int64_t m, int64_t n, int64_t k);
+bool TakesGemmGelu(bool backward, bool f16, int64_t m, int64_t n, int64_t k);
 cudaError_t RunGemmGelu(const GemmGeluForward& product, cudaStream_t stream);
 cudaError_t RunGemmGeluBackward(const GemmGeluBackward& product, cudaStream_t stream);
 

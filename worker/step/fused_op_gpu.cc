@@ -31,7 +31,7 @@ class GpuOps {
   // With the elementwise part in the product's epilogue where there is such a kernel, else behind it.
   absl::Status operator()(const GemmGelu& o) const {
     if (InEpilogue(o)) {
-      const k::GemmGeluForward product{o.m, o.n, o.k, at_.At(o.a), at_.At(o.b), Real(o.bias), at_.At(o.h), at_.At(o.g)};
+      const k::GemmGeluForward product{o.m, o.n, o.k, at_.At(o.a), at_.At(o.b), Real(o.bias), at_.At(o.h), at_.At(o.g), kHalf};
       return context_.tune ? absl::OkStatus() : CudaStatus(k::RunGemmGelu(product, stream_), "a product with GELU");
     }
     RETURN_IF_ERROR((*this)(ProductOf(o)));
@@ -39,7 +39,7 @@ class GpuOps {
   }
   absl::Status operator()(const GemmGeluBackward& o) const {
     if (InEpilogue(o)) {
-      const k::GemmGeluBackward product{o.m, o.n, o.k, at_.At(o.a), at_.At(o.b), at_.At(o.h), at_.At(o.dh), at_.At(o.g), Real(o.dh_parts)};
+      const k::GemmGeluBackward product{o.m, o.n, o.k, at_.At(o.a), at_.At(o.b), at_.At(o.h), at_.At(o.dh), at_.At(o.g), Real(o.dh_parts), kHalf};
       return context_.tune ? absl::OkStatus() : CudaStatus(k::RunGemmGeluBackward(product, stream_), "a product with GELU's backward");
     }
     RETURN_IF_ERROR((*this)(ProductOf(o)));
@@ -73,7 +73,7 @@ class GpuOps {
   absl::Status operator()(const O& o) const { return CudaStatus(Launch(o), "a kernel's launch"); }
 
  private:
-  static constexpr bool kNarrow = sizeof(T) != sizeof(float), kBf16 = std::is_same_v<T, __nv_bfloat16>;
+  static constexpr bool kNarrow = sizeof(T) != sizeof(float), kHalf = std::is_same_v<T, __half>;
 
   // A collective between the words that it has begun and that it is over.
   template <typename O, typename Body>
@@ -118,7 +118,7 @@ class GpuOps {
   }
   template <typename O>
   bool InEpilogue(const O& o) const {
-    return kBf16 && context_.epilogues && k::TakesGemmGelu(o.m, o.n, o.k);
+    return kNarrow && context_.epilogues && k::TakesGemmGelu(std::is_same_v<O, GemmGeluBackward>, kHalf, o.m, o.n, o.k);
   }
   cudaError_t Launch(const ConvertInput& o) const {
     return k::ConvertInput({Scalars(o.scalars), at_.At(o.source), plan_.tensors[o.source].dtype, Ids(o.source_ids), Ids(o.source_labels),
