@@ -38,9 +38,10 @@ GeluEpilogue GeluEpilogueOf(int capability, ComputeType type, bool backward, int
   const bool bf16 = type == ComputeType::kBF16, narrow = bf16 || type == ComputeType::kF16;
   if (capability != 90 || !narrow || m < 1 || m > INT32_MAX - 128 || n > INT32_MAX || k > INT32_MAX) return GeluEpilogue::kNone;
   // By measurement (docs/performance.md, "Products and epilogues").
-  if (ResidentTakes(n, k) && k <= (backward ? 384 : 384)) return GeluEpilogue::kResident;
+  if (ResidentTakes(n, k) && backward && k <= 96) return GeluEpilogue::kResident;
   if (!bf16 || k % 8 != 0) return GeluEpilogue::kNone;
-  return n % 256 == 0 ? GeluEpilogue::kTiles256 : n % 192 == 0 ? GeluEpilogue::kTiles192 : GeluEpilogue::kNone;
+  if (n % 256 == 0) return GeluEpilogue::kTiles256;
+  return n % 192 == 0 && !backward ? GeluEpilogue::kTiles192 : GeluEpilogue::kNone;
 }
 
 std::string CommittedAlgorithms(std::string_view name) {

@@ -24,7 +24,7 @@ Gemm ProductOf(const GemmGeluBackward& op);
 enum class GeluEpilogue {
   kNone,       // the library, and an elementwise kernel
   kResident,   // weights stay in shared memory
-  kTiles192,   // cooperative tiles of 128 rows by so many columns
+  kTiles192,   // cooperative tiles of 128 rows by so many columns (192: forward only; backward its registers do not suffice)
   kTiles256,
 };
 GeluEpilogue GeluEpilogueOf(int capability, ComputeType type, bool backward, int64_t m, int64_t n, int64_t k);

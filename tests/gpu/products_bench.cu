@@ -135,7 +135,7 @@ struct Variant {
   const char* name;
   bool (*takes)(int64_t n, int64_t k);
   cudaError_t (*forward)(const GemmGeluForward&, int, cudaStream_t);
-  cudaError_t (*backward)(const GemmGeluBackward&, int, cudaStream_t);
+  cudaError_t (*backward)(const GemmGeluBackward&, int, cudaStream_t);   // null: none
 };
 GemmGeluForward ForwardOf(const Shape& s, const Operands& o) { return {s.m, s.n, s.k, o.a.p, o.w.p, o.bias.p, o.h.p, o.g.p}; }
 GemmGeluBackward BackwardOf(const Shape& s, const Operands& o) { return {s.m, s.n, s.k, o.a.p, o.w.p, o.h.p, o.dh.p, o.g.p, o.parts.p}; }
@@ -155,6 +155,7 @@ bool Correct(const Shape& s, const Variant& v, int sms, unsigned seed) {
   double error[4] = {};
   bool good = true;
   for (bool backward : {false, true}) {
+    if (backward && v.backward == nullptr) break;
     o.g.Poison(), o.dh.Poison(), o.parts.Poison();
     if (!backward) o.h.Poison();
     else Fill<<<512, 256>>>(o.h.p, o.h.n, seed + 3, 1.5f);
@@ -259,6 +260,7 @@ void Measure(const Shape& s, const std::vector<Variant>& variants, int sms) {
   for (const Variant& v : variants) {
     if (!v.takes(s.n, s.k)) continue;
     Say(s, false, v.name, Time([&](int i, cudaStream_t stream) { Check(v.forward(ForwardOf(s, *sets[i]), sms, stream), v.name); }), floors[0]);
+    if (v.backward == nullptr) continue;
     Say(s, true, v.name, Time([&](int i, cudaStream_t stream) { Check(v.backward(BackwardOf(s, *sets[i]), sms, stream), v.name); }), floors[1]);
   }
 }
@@ -341,9 +343,8 @@ bool MeasurePlan(int batch, std::mt19937* random) {
 int main() {
   int sms = 0;
   Check(cudaDeviceGetAttribute(&sms, cudaDevAttrMultiProcessorCount, 0), "attribute");
-  const std::vector<Variant> variants = {{"128x192", [](int64_t n, int64_t) { return n % 192 == 0; }, &GemmGelu128x192, &GemmGeluBackward128x192},
+  const std::vector<Variant> variants = {{"128x192", [](int64_t n, int64_t) { return n % 192 == 0; }, &GemmGelu128x192, nullptr},
                                          {"128x256", [](int64_t n, int64_t) { return n % 256 == 0; }, &GemmGelu128x256, &GemmGeluBackward128x256},
-                                         {"ping-pong 128x128", [](int64_t n, int64_t) { return n % 128 == 0; }, &GemmGelu128x128, &GemmGeluBackward128x128},
                                          {"resident", &hierad::ResidentTakes, &GemmGeluResident, &GemmGeluBackwardResident}};
   const unsigned seed = std::random_device{}();
   std::printf("{\"seed\": %u}\n", seed);

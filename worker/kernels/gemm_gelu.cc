@@ -12,8 +12,10 @@ GeluEpilogue ChoiceOf(bool backward, bool f16, int64_t m, int64_t n, int64_t k) 
 }
 
 template <typename Product>
-cudaError_t Run(const Product& product, GeluEpilogue choice, cudaError_t (*resident)(const Product&, int, cudaStream_t),
-                cudaError_t (*tiles192)(const Product&, int, cudaStream_t), cudaError_t (*tiles256)(const Product&, int, cudaStream_t), cudaStream_t stream) {
+using Runner = cudaError_t (*)(const Product&, int, cudaStream_t);
+
+template <typename Product>
+cudaError_t Run(const Product& product, GeluEpilogue choice, Runner<Product> resident, Runner<Product> tiles192, Runner<Product> tiles256, cudaStream_t stream) {
   switch (choice) {
     case GeluEpilogue::kResident: return resident(product, ThisCard().sm_count, stream);
     case GeluEpilogue::kTiles192: return tiles192(product, ThisCard().sm_count, stream);
@@ -28,11 +30,11 @@ cudaError_t Run(const Product& product, GeluEpilogue choice, cudaError_t (*resid
 bool TakesGemmGelu(bool backward, bool f16, int64_t m, int64_t n, int64_t k) { return ChoiceOf(backward, f16, m, n, k) != GeluEpilogue::kNone; }
 
 cudaError_t RunGemmGelu(const GemmGeluForward& p, cudaStream_t stream) {
-  return Run(p, ChoiceOf(false, p.f16, p.m, p.n, p.k), &GemmGeluResident, &GemmGelu128x192, &GemmGelu128x256, stream);
+  return Run<GemmGeluForward>(p, ChoiceOf(false, p.f16, p.m, p.n, p.k), &GemmGeluResident, &GemmGelu128x192, &GemmGelu128x256, stream);
 }
 
 cudaError_t RunGemmGeluBackward(const GemmGeluBackward& p, cudaStream_t stream) {
-  return Run(p, ChoiceOf(true, p.f16, p.m, p.n, p.k), &GemmGeluBackwardResident, &GemmGeluBackward128x192, &GemmGeluBackward128x256, stream);
+  return Run<GemmGeluBackward>(p, ChoiceOf(true, p.f16, p.m, p.n, p.k), &GemmGeluBackwardResident, nullptr, &GemmGeluBackward128x256, stream);
 }
 
 }  // namespace hierad::kernels

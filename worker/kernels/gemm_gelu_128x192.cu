@@ -6,8 +6,5 @@ namespace hierad::kernels {
 using Config = GeluConfig<Cooperative, 128, 192, 64, 2, 1>;
 
 cudaError_t GemmGelu128x192(const GemmGeluForward& product, int sm_count, cudaStream_t stream) { return RunForward<Config>(product, sm_count, stream); }
-cudaError_t GemmGeluBackward128x192(const GemmGeluBackward& product, int sm_count, cudaStream_t stream) {
-  return RunBackward<Config>(product, sm_count, stream);
-}
 
 }  // namespace hierad::kernels

@@ -6,11 +6,8 @@
 
 namespace hierad::kernels {
 
-cudaError_t GemmGelu128x128(const GemmGeluForward& product, int sm_count, cudaStream_t stream);
-cudaError_t GemmGeluBackward128x128(const GemmGeluBackward& product, int sm_count, cudaStream_t stream);
 cudaError_t GemmGelu128x192(const GemmGeluForward& product, int sm_count, cudaStream_t stream);
 cudaError_t GemmGelu128x256(const GemmGeluForward& product, int sm_count, cudaStream_t stream);
-cudaError_t GemmGeluBackward128x192(const GemmGeluBackward& product, int sm_count, cudaStream_t stream);
 cudaError_t GemmGeluBackward128x256(const GemmGeluBackward& product, int sm_count, cudaStream_t stream);
 
 // The weights kept in shared memory (gemm_gelu_resident.cu): shapes of ResidentTakes (base/plan/products.h).

@@ -1,6 +1,7 @@
 // Products of long, thin operands (m far above n and k), where bytes are the bound, on cards of capability 9.0.
-// A block keeps its columns of the weights in shared memory and goes through rows; three warpgroups take tiles of 64 rows
-// each on their own, so that one's products, another's arithmetic and a third's memory go on at once, with no barrier between them.
+// A block keeps its columns of the weights in shared memory and goes through rows; its warpgroups take tiles of 64 rows each on
+// their own, so that one's products, another's arithmetic and both's memory go on at once, with no barrier between them. What
+// a tile needs of A is on its way to registers while the tile before is in its epilogue.
 //
 // Nothing but the weights passes shared memory. The order of k within a product and of its columns is free, as long as both
 // operands agree: k goes in such an order that a thread's part of A for 32 k is 16 bytes of one row, and columns in such an
@@ -16,7 +17,7 @@
 
 namespace hierad::kernels::resident {
 
-constexpr int kRows = 64, kGroups = 3, kThreads = kGroups * 128;
+constexpr int kRows = 64;
 
 // c = a w (+ bias); h and gelu of it; what GELU's backward makes of it and of h.
 enum class Epilogue { kPlain, kBias, kGelu, kGeluBackward };
@@ -90,7 +91,7 @@ template <int kPending>
 __device__ inline void WaitForProducts() { asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(kPending) : "memory"); }
 
 // The weights of kColumns columns in shared memory: blocks of 64 k, rows of 128 bytes whose 16-byte pieces are exchanged by row % 8.
-template <int kColumns, int kK>
+template <int kColumns, int kK, int kWarps>
 struct Weights {
   static constexpr int kBlockBytes = kColumns * 128, kBytes = (kK + 63) / 64 * kBlockBytes, kParts = kColumns / 32;
 
@@ -101,42 +102,66 @@ struct Weights {
   // From w[n, kK], columns n0 and on.
   __device__ static void Take(const uint16_t* w, int n0, unsigned char* shared) {
     const int lane = threadIdx.x & 31, q = lane & 3, e = lane >> 2 & 1, quarter = lane >> 3;
-    for (int item = threadIdx.x >> 5; item < kParts * (kK / 8); item += kThreads / 32) {
-      const int j = item & 3, part = (item >> 2) % kParts, k32 = (item >> 2) / kParts;
-      const uint4 v = Load16(w + int64_t(n0 + 32 * part + 8 * quarter + 2 * j + e) * kK + 32 * k32 + 8 * q);
-      const int column = 32 * part + 8 * j + 2 * quarter + e;
-      const uint32_t words[4] = {v.x, v.y, v.z, v.w};
+    constexpr int kItems = kParts * (kK / 8), kAtOnce = 4;
+    for (int item = threadIdx.x >> 5; item < kItems; item += kAtOnce * kWarps) {
+      uint4 v[kAtOnce];
 #pragma unroll
-      for (int word = 0; word < 4; ++word) *reinterpret_cast<uint32_t*>(shared + At(column, 2 * k32 + (word >> 1), word & 1, q)) = words[word];
+      for (int u = 0; u < kAtOnce; ++u) {
+        const int i = item + u * kWarps, j = i & 3, part = (i >> 2) % kParts, k32 = (i >> 2) / kParts;
+        if (i < kItems) v[u] = Load16(w + int64_t(n0 + 32 * part + 8 * quarter + 2 * j + e) * kK + 32 * k32 + 8 * q);
+      }
+#pragma unroll
+      for (int u = 0; u < kAtOnce; ++u) {
+        const int i = item + u * kWarps, j = i & 3, part = (i >> 2) % kParts, k32 = (i >> 2) / kParts;
+        if (i >= kItems) break;
+        const int column = 32 * part + 8 * j + 2 * quarter + e;
+        const uint32_t words[4] = {v[u].x, v[u].y, v[u].z, v[u].w};
+#pragma unroll
+        for (int word = 0; word < 4; ++word) *reinterpret_cast<uint32_t*>(shared + At(column, 2 * k32 + (word >> 1), word & 1, q)) = words[word];
+      }
     }
   }
   // From w[kK, n].
   __device__ static void TakeAcross(const uint16_t* w, int n, int n0, unsigned char* shared) {
     const int lane = threadIdx.x & 31, quarter = lane & 3, q = lane >> 2 & 3, i = lane >> 4;
-    for (int item = threadIdx.x >> 5; item < kParts * (kK / 16); item += kThreads / 32) {
-      const int s = item & 1, part = (item >> 1) % kParts, k32 = (item >> 1) / kParts;
-      const uint16_t* const p = w + int64_t(32 * k32 + 8 * q + 4 * s + 2 * i) * n + n0 + 32 * part + 8 * quarter;
-      const uint4 even = Load16(p), odd = Load16(p + n);
-      const uint32_t low[4] = {even.x, even.y, even.z, even.w}, high[4] = {odd.x, odd.y, odd.z, odd.w};
+    constexpr int kItems = kParts * (kK / 16), kAtOnce = 4;
+    for (int item = threadIdx.x >> 5; item < kItems; item += kAtOnce * kWarps) {
+      uint4 even[kAtOnce], odd[kAtOnce];
 #pragma unroll
-      for (int j = 0; j < 4; ++j) {
-        const int column = 32 * part + 8 * j + 2 * quarter;
-        *reinterpret_cast<uint32_t*>(shared + At(column, 2 * k32 + s, i, q)) = __byte_perm(low[j], high[j], 0x5410);
-        *reinterpret_cast<uint32_t*>(shared + At(column + 1, 2 * k32 + s, i, q)) = __byte_perm(low[j], high[j], 0x7632);
+      for (int u = 0; u < kAtOnce; ++u) {
+        const int t = item + u * kWarps, s = t & 1, part = (t >> 1) % kParts, k32 = (t >> 1) / kParts;
+        const uint16_t* const p = w + int64_t(32 * k32 + 8 * q + 4 * s + 2 * i) * n + n0 + 32 * part + 8 * quarter;
+        if (t < kItems) even[u] = Load16(p), odd[u] = Load16(p + n);
+      }
+#pragma unroll
+      for (int u = 0; u < kAtOnce; ++u) {
+        const int t = item + u * kWarps, s = t & 1, part = (t >> 1) % kParts, k32 = (t >> 1) / kParts;
+        if (t >= kItems) break;
+        const uint32_t low[4] = {even[u].x, even[u].y, even[u].z, even[u].w}, high[4] = {odd[u].x, odd[u].y, odd[u].z, odd[u].w};
+#pragma unroll
+        for (int j = 0; j < 4; ++j) {
+          const int column = 32 * part + 8 * j + 2 * quarter;
+          *reinterpret_cast<uint32_t*>(shared + At(column, 2 * k32 + s, i, q)) = __byte_perm(low[j], high[j], 0x5410);
+          *reinterpret_cast<uint32_t*>(shared + At(column + 1, 2 * k32 + s, i, q)) = __byte_perm(low[j], high[j], 0x7632);
+        }
       }
     }
   }
 };
 
+// Warpgroups a block: as many as have registers for the accumulator and for A.
+constexpr int GroupsFor(int k) { return k <= 96 ? 3 : 2; }
+
 // kAcross: w is [k, n].
 template <typename T, int kColumns, int kK, bool kAcross, Epilogue kEpilogue>
-__global__ __launch_bounds__(kThreads, 1) void Product(Arguments p) {
+__global__ __launch_bounds__(GroupsFor(kK) * 128, 1) void Product(Arguments p) {
   BeginKernel();
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
-  using W = Weights<kColumns, kK>;
+  constexpr int kGroups = GroupsFor(kK), kThreads = kGroups * 128;
+  using W = Weights<kColumns, kK, kThreads / 32>;
   constexpr bool kBackward = kEpilogue == Epilogue::kGeluBackward, kBias = kEpilogue == Epilogue::kBias || kEpilogue == Epilogue::kGelu;
   constexpr int kChunk = kK % 64 == 0 ? 64 : 96, kChunks = kK / kChunk, kPieces = kChunk / 32;
-  constexpr int kRing = kChunks == 1 ? 1 : kBackward ? 2 : 3;   // chunks of A in registers
+  constexpr int kMost = (kBackward ? 384 : 448) / kChunk, kRing = kChunks < kMost ? kChunks : kMost;   // chunks of A in registers
   static_assert(kK % kChunk == 0 && kColumns % 32 == 0);
   extern __shared__ __align__(1024) unsigned char shared[];
   float* const beside = reinterpret_cast<float*>(shared + W::kBytes);   // bias, or sums by warp
@@ -159,7 +184,8 @@ __global__ __launch_bounds__(kThreads, 1) void Product(Arguments p) {
   const int tiles = (p.m + kRows - 1) / kRows, stride = groups * kGroups;
   const int row_in_tile = (warp & 3) * 16 + (lane >> 2);
   uint4 a[kRing][kPieces][2];
-  auto load = [&](uint4 (&to)[kPieces][2], int tile, int chunk) {
+  auto load = [&](int tile, int chunk) {
+    uint4 (&to)[kPieces][2] = a[chunk % kRing];
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
       const T* const row = static_cast<const T*>(p.a) + int64_t(min(tile * kRows + row_in_tile + 8 * r, p.m - 1)) * kK + chunk * kChunk + 8 * q;
@@ -169,7 +195,11 @@ __global__ __launch_bounds__(kThreads, 1) void Product(Arguments p) {
   };
   float sums[kBackward ? kColumns / 4 : 1] = {};
   int tile = group * kGroups + warpgroup;
-  if (tile < tiles) load(a[0], tile, 0);
+  auto load_first = [&](int tile) {
+#pragma unroll
+    for (int c = 0; c < kRing; ++c) load(tile, c);
+  };
+  if (tile < tiles) load_first(tile);
   for (; tile < tiles; tile += stride) {
     const int64_t first = int64_t(tile) * kRows + row_in_tile;
     const bool inside[2] = {first < p.m, first + 8 < p.m};
@@ -180,8 +210,6 @@ __global__ __launch_bounds__(kThreads, 1) void Product(Arguments p) {
       for (int r = 0; r < 2; ++r) h[part & 1][r] = Load16(static_cast<const T*>(p.h) + at[r] + 32 * part);
     };
     if constexpr (kBackward) load_h(0), load_h(1);
-#pragma unroll
-    for (int c = 1; c < kRing - 1 && c < kChunks; ++c) load(a[c], tile, c);
     float acc[kColumns / 2];
 #pragma unroll
     for (int c = 0; c < kChunks; ++c) {
@@ -195,15 +223,15 @@ __global__ __launch_bounds__(kThreads, 1) void Product(Arguments p) {
         Multiply<T>(acc, upper.z, lower.z, upper.w, lower.w, b + 2, true);
       }
       EndProducts();
-      if (c + kRing - 1 < kChunks && kRing > 1) {
-        if (c > 0) WaitForProducts<1>();   // the chunk before c is done: its registers are free
-        load(a[(c + kRing - 1) % kRing], tile, c + kRing - 1);
+      if (c > 0 && c + kRing - 1 < kChunks) {
+        WaitForProducts<1>();   // the chunk before c is done: its registers are free
+        load(tile, c + kRing - 1);
       }
     }
     WaitForProducts<0>();
 #pragma unroll
     for (int i = 0; i < kColumns / 2; ++i) asm volatile("" : "+f"(acc[i])::"memory");
-    if (tile + stride < tiles) load(a[0], tile + stride, 0);
+    if (tile + stride < tiles) load_first(tile + stride);
     if (kBackward && (tile + 1) * kRows > p.m) {   // rows behind the last add nothing
 #pragma unroll
       for (int i = 0; i < kColumns / 2; ++i) acc[i] = inside[i >> 1 & 1] ? acc[i] : 0.0f;
@@ -274,8 +302,9 @@ __global__ __launch_bounds__(kThreads, 1) void Product(Arguments p) {
 
 template <typename T, int kColumns, int kK, bool kAcross, Epilogue kEpilogue>
 cudaError_t Run(const Arguments& p, int sm_count, cudaStream_t stream) {
+  constexpr int kGroups = GroupsFor(kK), kThreads = kGroups * 128;
   constexpr int kBeside = kEpilogue == Epilogue::kPlain ? 0 : kEpilogue == Epilogue::kGeluBackward ? kThreads / 32 : 1;   // rows of fp32 columns
-  constexpr int kShared = Weights<kColumns, kK>::kBytes + kBeside * kColumns * int(sizeof(float));
+  constexpr int kShared = Weights<kColumns, kK, kThreads / 32>::kBytes + kBeside * kColumns * int(sizeof(float));
   static_assert(kShared <= 227 << 10);
   const auto kernel = Product<T, kColumns, kK, kAcross, kEpilogue>;
   if (const cudaError_t e = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kShared); e != cudaSuccess) return e;
