@@ -150,14 +150,15 @@ struct Weights {
 };
 
 // Warpgroups a block: as many as have registers for the accumulator and for A.
-constexpr int GroupsFor(int k) { return k <= 96 ? 3 : 2; }
+template <int kK>
+constexpr int kGroupsFor = kK <= 96 ? 3 : 2;
 
 // kAcross: w is [k, n].
 template <typename T, int kColumns, int kK, bool kAcross, Epilogue kEpilogue>
-__global__ __launch_bounds__(GroupsFor(kK) * 128, 1) void Product(Arguments p) {
+__global__ __launch_bounds__(kGroupsFor<kK> * 128, 1) void Product(Arguments p) {
   BeginKernel();
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
-  constexpr int kGroups = GroupsFor(kK), kThreads = kGroups * 128;
+  constexpr int kGroups = kGroupsFor<kK>, kThreads = kGroups * 128;
   using W = Weights<kColumns, kK, kThreads / 32>;
   constexpr bool kBackward = kEpilogue == Epilogue::kGeluBackward, kBias = kEpilogue == Epilogue::kBias || kEpilogue == Epilogue::kGelu;
   constexpr int kChunk = kK % 64 == 0 ? 64 : 96, kChunks = kK / kChunk, kPieces = kChunk / 32;
@@ -302,7 +303,7 @@ __global__ __launch_bounds__(GroupsFor(kK) * 128, 1) void Product(Arguments p) {
 
 template <typename T, int kColumns, int kK, bool kAcross, Epilogue kEpilogue>
 cudaError_t Run(const Arguments& p, int sm_count, cudaStream_t stream) {
-  constexpr int kGroups = GroupsFor(kK), kThreads = kGroups * 128;
+  constexpr int kGroups = kGroupsFor<kK>, kThreads = kGroups * 128;
   constexpr int kBeside = kEpilogue == Epilogue::kPlain ? 0 : kEpilogue == Epilogue::kGeluBackward ? kThreads / 32 : 1;   // rows of fp32 columns
   constexpr int kShared = Weights<kColumns, kK, kThreads / 32>::kBytes + kBeside * kColumns * int(sizeof(float));
   static_assert(kShared <= 227 << 10);
