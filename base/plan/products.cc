@@ -32,13 +32,13 @@ GemmShape ShapeOf(const BatchedGemm& o, const Plan& plan, bool tf32) {
 Gemm ProductOf(const GemmGelu& o) { return {o.a, o.b, o.h, o.bias, o.m, o.n, o.k, false, true, false}; }
 Gemm ProductOf(const GemmGeluBackward& o) { return {o.a, o.b, o.dh, kNone, o.m, o.n, o.k, false, false, false}; }
 
-bool ResidentTakes(int64_t n, int64_t k) { return n % 128 == 0 && (k == 96 || k == 192 || k == 384 || k == 512 || k == 768); }
+bool ResidentTakes(int64_t n, int64_t k) { return n % 128 == 0 && k == 96; }
 
+// By measurement (docs/performance.md, "Products and epilogues").
 GeluEpilogue GeluEpilogueOf(int capability, ComputeType type, bool backward, int64_t m, int64_t n, int64_t k) {
   const bool bf16 = type == ComputeType::kBF16, narrow = bf16 || type == ComputeType::kF16;
   if (capability != 90 || !narrow || m < 1 || m > INT32_MAX - 128 || n > INT32_MAX || k > INT32_MAX) return GeluEpilogue::kNone;
-  // By measurement (docs/performance.md, "Products and epilogues").
-  if (ResidentTakes(n, k) && backward && k <= 96) return GeluEpilogue::kResident;
+  if (backward && ResidentTakes(n, k)) return GeluEpilogue::kResident;
   if (!bf16 || k % 8 != 0) return GeluEpilogue::kNone;
   if (n % 256 == 0) return GeluEpilogue::kTiles256;
   return n % 192 == 0 && !backward ? GeluEpilogue::kTiles192 : GeluEpilogue::kNone;

@@ -23,7 +23,7 @@ Gemm ProductOf(const GemmGeluBackward& op);
 // Who makes a product m x n x k with GELU (or, backward, its derivative) in the epilogue on a card of this capability (90: 9.0).
 enum class GeluEpilogue {
   kNone,       // the library, and an elementwise kernel
-  kResident,   // weights stay in shared memory
+  kResident,   // weights stay in shared memory (backward)
   kTiles192,   // cooperative tiles of 128 rows by so many columns (192: forward only; backward its registers do not suffice)
   kTiles256,
 };

@@ -30,7 +30,7 @@ cudaError_t Run(const Product& product, GeluEpilogue choice, Runner<Product> res
 bool TakesGemmGelu(bool backward, bool f16, int64_t m, int64_t n, int64_t k) { return ChoiceOf(backward, f16, m, n, k) != GeluEpilogue::kNone; }
 
 cudaError_t RunGemmGelu(const GemmGeluForward& p, cudaStream_t stream) {
-  return Run<GemmGeluForward>(p, ChoiceOf(false, p.f16, p.m, p.n, p.k), &GemmGeluResident, &GemmGelu128x192, &GemmGelu128x256, stream);
+  return Run<GemmGeluForward>(p, ChoiceOf(false, p.f16, p.m, p.n, p.k), nullptr, &GemmGelu128x192, &GemmGelu128x256, stream);
 }
 
 cudaError_t RunGemmGeluBackward(const GemmGeluBackward& p, cudaStream_t stream) {

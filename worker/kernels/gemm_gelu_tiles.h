@@ -11,7 +11,6 @@ cudaError_t GemmGelu128x256(const GemmGeluForward& product, int sm_count, cudaSt
 cudaError_t GemmGeluBackward128x256(const GemmGeluBackward& product, int sm_count, cudaStream_t stream);
 
 // The weights kept in shared memory (gemm_gelu_resident.cu): shapes of ResidentTakes (base/plan/products.h).
-cudaError_t GemmGeluResident(const GemmGeluForward& product, int sm_count, cudaStream_t stream);
 cudaError_t GemmGeluBackwardResident(const GemmGeluBackward& product, int sm_count, cudaStream_t stream);
 
 }  // namespace hierad::kernels

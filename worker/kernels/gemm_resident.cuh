@@ -19,15 +19,15 @@ namespace hierad::kernels::resident {
 
 constexpr int kRows = 64;
 
-// c = a w (+ bias); h and gelu of it; what GELU's backward makes of it and of h.
-enum class Epilogue { kPlain, kBias, kGelu, kGeluBackward };
+// c = a w + bias; what GELU's backward makes of a w and of h.
+enum class Epilogue { kBias, kGeluBackward };
 
 // Of element type T, the epilogue's.
 struct Arguments {
   int m, n;
   const void *a, *w;   // a[m, k]; w[n, k], or w[k, n]
-  const void* bias;    // [n], fp32 for kGelu, else of T
-  void *c, *g;         // [m, n]; c: also h of kGelu and dh of kGeluBackward
+  const void* bias;    // [n]
+  void *c, *g;         // [m, n]; c: dh of kGeluBackward
   const void* h;       // [m, n]
   float* parts;        // [num_parts, n]
   int num_parts;
@@ -160,7 +160,7 @@ __global__ __launch_bounds__(kGroupsFor<kK> * 128, 1) void Product(Arguments p) 
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
   constexpr int kGroups = kGroupsFor<kK>, kThreads = kGroups * 128;
   using W = Weights<kColumns, kK, kThreads / 32>;
-  constexpr bool kBackward = kEpilogue == Epilogue::kGeluBackward, kBias = kEpilogue == Epilogue::kBias || kEpilogue == Epilogue::kGelu;
+  constexpr bool kBackward = kEpilogue == Epilogue::kGeluBackward, kBias = kEpilogue == Epilogue::kBias;
   constexpr int kChunk = kK % 64 == 0 ? 64 : 96, kChunks = kK / kChunk, kPieces = kChunk / 32;
   constexpr int kMost = (kBackward ? 384 : 448) / kChunk, kRing = kChunks < kMost ? kChunks : kMost;   // chunks of A in registers
   static_assert(kK % kChunk == 0 && kColumns % 32 == 0);
@@ -173,10 +173,7 @@ __global__ __launch_bounds__(kGroupsFor<kK> * 128, 1) void Product(Arguments p) 
   } else {
     W::Take(static_cast<const uint16_t*>(p.w), n0, shared);
   }
-  if (kBias && threadIdx.x < kColumns) {
-    if constexpr (kEpilogue == Epilogue::kGelu) beside[threadIdx.x] = static_cast<const float*>(p.bias)[n0 + threadIdx.x];
-    else beside[threadIdx.x] = ToFloat(static_cast<const T*>(p.bias)[n0 + threadIdx.x]);
-  }
+  if (kBias && threadIdx.x < kColumns) beside[threadIdx.x] = ToFloat(static_cast<const T*>(p.bias)[n0 + threadIdx.x]);
   asm volatile("fence.proxy.async.shared::cta;" ::: "memory");   // wgmma reads what was written as usual
   __syncthreads();
 
@@ -266,10 +263,6 @@ __global__ __launch_bounds__(kGroupsFor<kK> * 128, 1) void Product(Arguments p) 
           }
           if constexpr (kBias) low += bias[2 * j], high += bias[2 * j + 1];
           c[r][j] = PackPair<T>(low, high);
-          if constexpr (kEpilogue == Epilogue::kGelu) {   // of h as it is stored
-            const float2 x = UnpackPair<T>(c[r][j]);
-            g[r][j] = PackPair<T>(FastGelu(x.x), FastGelu(x.y));
-          }
         }
       }
       if (kBackward && part + 2 < W::kParts) load_h(part + 2);
@@ -277,7 +270,7 @@ __global__ __launch_bounds__(kGroupsFor<kK> * 128, 1) void Product(Arguments p) 
       for (int r = 0; r < 2; ++r) {
         if (!inside[r]) continue;
         Store16(static_cast<T*>(p.c) + at[r] + 32 * part, c[r]);
-        if constexpr (kBackward || kEpilogue == Epilogue::kGelu) Store16(static_cast<T*>(p.g) + at[r] + 32 * part, g[r]);
+        if constexpr (kBackward) Store16(static_cast<T*>(p.g) + at[r] + 32 * part, g[r]);
       }
     }
   }
@@ -304,7 +297,7 @@ __global__ __launch_bounds__(kGroupsFor<kK> * 128, 1) void Product(Arguments p) 
 template <typename T, int kColumns, int kK, bool kAcross, Epilogue kEpilogue>
 cudaError_t Run(const Arguments& p, int sm_count, cudaStream_t stream) {
   constexpr int kGroups = kGroupsFor<kK>, kThreads = kGroups * 128;
-  constexpr int kBeside = kEpilogue == Epilogue::kPlain ? 0 : kEpilogue == Epilogue::kGeluBackward ? kThreads / 32 : 1;   // rows of fp32 columns
+  constexpr int kBeside = kEpilogue == Epilogue::kGeluBackward ? kThreads / 32 : 1;   // rows of fp32 columns
   constexpr int kShared = Weights<kColumns, kK, kThreads / 32>::kBytes + kBeside * kColumns * int(sizeof(float));
   static_assert(kShared <= 227 << 10);
   const auto kernel = Product<T, kColumns, kK, kAcross, kEpilogue>;
