@@ -16,9 +16,11 @@
 
 #include "absl/strings/str_cat.h"
 #include "base/clock.h"
+#include "base/plan/products.h"
 #include "base/random.h"
 #include "base/status.h"
 #include "worker/kernels/algorithm_table.h"
+#include "worker/kernels/card.h"
 #include "worker/kernels/kernels.h"
 #include "worker/model/initialize.h"
 #include "worker/step/fused_layout.h"
@@ -383,7 +385,15 @@ class FusedGpuStep : public Step {
     cudaDeviceProp device{};
     cudaGetDeviceProperties(&device, 0);
     return absl::StrCat("fused on ", device.name, ", ", spec_.step().precision(), ", ", plan().forward_backward.size() + plan().update.size(),
-                        " operations in ", spec_.step().accumulation() == 1 ? "one graph" : "three graphs", ", ", plan().TotalBytes() >> 20, " MiB planned, ", gemm_->known_algorithms(), " products in the card's table");
+                        " operations in ", spec_.step().accumulation() == 1 ? "one graph" : "three graphs", ", ", plan().TotalBytes() >> 20, " MiB planned, ", gemm_->table().size(), " products in the card's table");
+  }
+
+  std::string algorithms() const override {
+    std::vector<std::string> keys;   // of the library's products
+    for (const PlannedProduct& p : ProductsOf(plan(), "", kernels::ThisCard().capability, spec_.step().tf32(), spec_.step().accumulation())) {
+      if (p.made_by != "epilogue") keys.push_back(p.key);
+    }
+    return absl::StrCat(kernels::AlgorithmTableName(), " ", gemm_->table().HashOf(keys).substr(0, 16));
   }
 
   // Times the candidates of every product on what the arenas hold now, and records the graphs again.
@@ -398,7 +408,7 @@ class FusedGpuStep : public Step {
       }
     }
     RETURN_IF_ERROR(Synchronize());
-    RETURN_IF_ERROR(kernels::CacheAlgorithms(kernels::AlgorithmTableName(), gemm_->WriteTable()));
+    RETURN_IF_ERROR(kernels::CacheAlgorithms(kernels::AlgorithmTableName(), gemm_->table().Measured()));
     return Record();
   }
 
