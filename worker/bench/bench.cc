@@ -208,7 +208,8 @@ absl::StatusOr<double> WeightDifference(Step* step, Communicator* communicator) 
   double largest = 0;
   for (size_t i = 0; i < first.size(); ++i) {
     const double difference = std::abs(double(first[i]) - double(own.parameters[i]));
-    if (!(difference <= largest)) largest = difference;   // NaN counts
+    if (std::isnan(difference)) return difference;
+    largest = std::max(largest, difference);
   }
   return largest;
 }
@@ -276,7 +277,9 @@ absl::StatusOr<nlohmann::json> Bench(const BenchArguments& arguments, bool cuda,
   if (communicator->size() == 1) return json;
   ASSIGN_OR_RETURN(const uint64_t hash, step->ParameterHash());
   json["parameter_hash"] = absl::StrCat(absl::Hex(hash, absl::kZeroPad16));
-  ASSIGN_OR_RETURN(json["weight_difference"], WeightDifference(step.get(), communicator));
+  ASSIGN_OR_RETURN(const double difference, WeightDifference(step.get(), communicator));
+  if (std::isnan(difference)) json["weight_difference"] = "NaN";   // JSON has no such number
+  else json["weight_difference"] = difference;
   return json;
 }
 
