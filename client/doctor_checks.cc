@@ -30,8 +30,7 @@ std::string NcclText(int version) { return std::to_string(version / 10000) + "."
 class Examination {
  public:
   Examination(const DoctorFigures& figures, const v1::JobSpec* job) : f_(figures), job_(job) {
-    gpu_ = job == nullptr ? !f_.gpus.cards.empty()
-                          : job->resources().device() == "cuda" || (job->resources().device() == "auto" && !f_.gpus.cards.empty());
+    gpu_ = job == nullptr ? !f_.gpus.cards.empty() : UsesGpu(*job, !f_.gpus.cards.empty());
     if (job == nullptr) return;
     mode_ = ResolvedMode(job->step(), gpu_);
     v1::JobSpec resolved = *job;
