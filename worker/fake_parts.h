@@ -33,6 +33,8 @@ class FakeStep : public Step {
     std::function<bool(int64_t step)> overflows = [](int64_t) { return false; };   // of a loss scale
     std::function<absl::Status(int64_t step, int rank)> error = [](int64_t, int) { return absl::OkStatus(); };
     std::function<void(int64_t step, double lr)> see_rate = [](int64_t, double) {};
+    std::function<void(int64_t step)> see_picture = [](int64_t) {};   // the weights that it shows
+    std::string algorithms;
   };
 
   FakeStep(const StepOptions& options, const Geometry& geometry, const ParameterTable& table, Communicator* communicator, Faults faults)
@@ -131,6 +133,11 @@ class FakeStep : public Step {
     return sum;
   }
   absl::StatusOr<std::vector<float>> Features(const MicroBatch&) override { return absl::UnimplementedError("not asked for"); }
+  absl::StatusOr<Reconstruction> Reconstruct(const MicroBatch& batch) override {
+    faults_.see_picture(state_.step);
+    return Step::Reconstruct(batch);
+  }
+  std::string algorithms() const override { return faults_.algorithms; }
   std::string Describe() const override { return "fake"; }
 
  private:
