@@ -207,7 +207,7 @@ class FusedCpuStep : public Step {
   double LossNumerator() const {
     const Plan& plan = executor_->plan();
     double sum = 0;
-    for (int64_t b = 0; b < plan.batch; ++b) sum += executor_->Get<double>(plan.loss_partials)[b];
+    for (int64_t i = 0; i < plan.losses(); ++i) sum += executor_->Get<double>(plan.loss_partials)[i];
     return sum;
   }
 
