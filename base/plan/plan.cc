@@ -78,7 +78,7 @@ class StepPlan {
       return b_.Add(name, std::move(shape), dtype, Arena::kStaging);
     };
     plan_.scalars = staged("scalars", {int64_t(sizeof(StepScalars))}, DType::kU8);
-    plan_.source = staged("source", {2, batch_, channels, samples}, rows.type);
+    if (rows.rules.synthetic == 0) plan_.source = staged("source", {2, batch_, channels, samples}, rows.type);
     plan_.source_ids = staged("source_ids", {2, batch_}, DType::kI64);
     plan_.source_labels = staged("source_labels", {2, batch_}, DType::kI64);
     plan_.record = b_.Add("record", {int64_t(sizeof(StepRecord))}, DType::kU8, Arena::kPersistent);

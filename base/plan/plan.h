@@ -54,7 +54,7 @@ struct TensorSpec {
 // --- Operations. Every field named like a tensor is a TensorId. --------------------------------------------------
 
 // From the staging slot that StepScalars names into static places, as RowRules say: x_BCS, visit ids, labels. source,
-// source_ids, source_labels: [2 slots, B, ...]. not_finite: as RowBatch's.
+// source_ids, source_labels: [2 slots, B, ...]. source kNone: a synthetic set's values are drawn. not_finite: as RowBatch's.
 struct ConvertInput {
   TensorId scalars, source, source_ids, source_labels, scale, offset, x, visit_ids, labels, not_finite;
   int64_t batch;
@@ -310,7 +310,7 @@ struct Plan {
   std::vector<Constant> constants;
   std::vector<Bucket> buckets;             // in the order of readiness
   int64_t arena_bytes[kNumArenas] = {};
-  // What the step's owner writes or reads.
+  // What the step's owner writes or reads. source kNone: nothing is to be written there.
   TensorId source = kNone, source_ids = kNone, source_labels = kNone, scalars = kNone, record = kNone, ring = kNone;
   TensorId master = kNone, gradients = kNone, moments = kNone, compute = kNone;   // whole flat buffers
   TensorId tail = kNone;    // behind the gradients, where there are several ranks

@@ -534,13 +534,16 @@ class FusedGpuStep : public Step {
   // On the copy stream.
   absl::Status Copy(const MicroBatch& batch, int slot, const DeviceArenas& arenas) {
     const Plan& p = arenas.plan;
-    const int64_t bytes = p.tensors[p.source].bytes / 2, ids = p.batch * int64_t(sizeof(int64_t));
+    const int64_t ids = p.batch * int64_t(sizeof(int64_t));
     auto copy = [&](TensorId to, int64_t slot_bytes, const void* from, int64_t size) {
       return CudaStatus(cudaMemcpyAsync(arenas.addresses.Get<std::byte>(to) + slot * slot_bytes, from, size, cudaMemcpyHostToDevice, copy_),
                         "copying a batch to the GPU");
     };
     RETURN_IF_ERROR(CudaStatus(cudaStreamWaitEvent(copy_, used_[slot], 0), "ordering copies"));
-    RETURN_IF_ERROR(copy(p.source, bytes, batch.x_BCS, bytes / p.batch * batch.real));
+    if (p.source != kNone) {
+      const int64_t bytes = p.tensors[p.source].bytes / 2;
+      RETURN_IF_ERROR(copy(p.source, bytes, batch.x_BCS, bytes / p.batch * batch.real));
+    }
     RETURN_IF_ERROR(copy(p.source_ids, ids, batch.visit_ids_B, batch.real * int64_t(sizeof(int64_t))));
     if (batch.labels_B != nullptr) RETURN_IF_ERROR(copy(p.source_labels, ids, batch.labels_B, batch.real * int64_t(sizeof(int64_t))));
     return CudaStatus(cudaEventRecord(copied_[slot], copy_), "ordering copies");

@@ -195,8 +195,11 @@ class FusedCpuStep : public Step {
     s.epoch = s.train != 0 ? batch.epoch : 0;
     s.real = batch.real;
     s.slot = slot;
-    const int64_t bytes = plan.tensors[plan.source].bytes / 2, rows = plan.batch;
-    std::memcpy(executor->Get<char>(plan.source) + slot * bytes, batch.x_BCS, bytes);
+    const int64_t rows = plan.batch;
+    if (plan.source != kNone) {
+      const int64_t bytes = plan.tensors[plan.source].bytes / 2;
+      std::memcpy(executor->Get<char>(plan.source) + slot * bytes, batch.x_BCS, bytes);
+    }
     std::memcpy(executor->Get<int64_t>(plan.source_ids) + slot * rows, batch.visit_ids_B, rows * sizeof(int64_t));
     if (batch.labels_B != nullptr) {
       std::memcpy(executor->Get<int64_t>(plan.source_labels) + slot * rows, batch.labels_B, rows * sizeof(int64_t));
