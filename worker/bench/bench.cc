@@ -226,8 +226,7 @@ absl::StatusOr<nlohmann::json> Bench(const BenchArguments& arguments, bool cuda,
   if (communicator == nullptr) communicator = alone.get();
   StepOptions options{spec, cuda, arguments.threads, arguments.tune, !arguments.one_stream, !arguments.no_epilogues};
   options.overlap = arguments.overlap, options.priorities = !arguments.no_priorities, options.deterministic = !arguments.any_order;
-  const bool as_the_job = arguments.rows.empty() && !arguments.config.empty() && spec.data().source() == "synthetic";
-  options.rows = FormatOf(as_the_job ? "synthetic" : arguments.rows, geometry);
+  options.rows = FormatOf(arguments.rows, geometry);
   options.bucket_elements = int64_t{arguments.bucket_mib} << 18;
   ASSIGN_OR_RETURN(const std::unique_ptr<Step> step, MakeStep(options, geometry, table, communicator));
   RETURN_IF_ERROR(step->Initialize());

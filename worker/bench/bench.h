@@ -11,7 +11,7 @@
 namespace hierad {
 
 struct BenchArguments {
-  std::string config, variant = "base", task = "mae", mode = "auto", precision = "fp32", device = "auto", sdpa = "auto", optimizer = "adamw", rows;   // rows: "": fp32, or as the config's job has them
+  std::string config, variant = "base", task = "mae", mode = "auto", precision = "fp32", device = "auto", sdpa = "auto", optimizer = "adamw", rows = "f32";
   std::string reduce_dtype = "fp32";
   std::vector<int> input{224, 224};
   int batch = 8, accumulation = 1, chans = 3, q_pool = -1, steps = 30, warmup = 5, threads = 2;
