@@ -293,7 +293,7 @@ TEST(FusedGpuTest, StepsUnderWayTellWhatStepsAloneTell) {
       ASSERT_TRUE(result.ok()) << result.status();
       EXPECT_EQ(result->step, same.step);
       EXPECT_EQ(result->loss, same.loss);
-      EXPECT_EQ(result->grad_norm, same.grad_norm);
+      EXPECT_EQ(std::bit_cast<uint64_t>(result->grad_norm), std::bit_cast<uint64_t>(same.grad_norm));   // of an overflow: no number
       EXPECT_EQ(result->signals.checkpoint, same.signals.checkpoint);
       ASSERT_TRUE(result->times.has_value());
       EXPECT_GT(result->times->forward_s, 0);
