@@ -26,7 +26,7 @@ struct Trial {
 
 struct Way {
   bool gpu = true, beside = true, prefetch = false, overlap = false;
-  float nudge = 0;   // inputs off by a rounding, relative: what a result changes by then is what it may differ by
+  float nudge = 0;   // inputs off by a rounding, relative, up or down: what a result changes by then is what it may differ by
 };
 
 // Some steps of a job on random batches, the last rows of some batches missing.
@@ -54,7 +54,10 @@ Trial Train(const v1::JobSpec& job, int steps, const Way& way) {
   std::vector<MicroBatch> batches;
   for (int64_t i = 0; i < count; ++i) {
     const int64_t real = i % 3 == 1 ? std::max<int64_t>(1, batch - 1) : batch;
-    for (float& v : x[i]) v = float(double(random()) / 2147483648.0 - 1) * (1 + way.nudge);
+    for (float& v : x[i]) {
+      const uint32_t drawn = random();
+      v = float(double(drawn) / 2147483648.0 - 1) * (1 + (drawn & 1 ? way.nudge : -way.nudge));
+    }
     for (int64_t b = 0; b < batch; ++b) ids[i][b] = random() % 1000, labels[i][b] = int64_t(random() % job.model().num_classes());
     batches.push_back({x[i].data(), labels[i].data(), ids[i].data(), int32_t(real), uint32_t(i / 4)});
   }
