@@ -2,18 +2,36 @@
 // plain one elsewhere. The choice among the first is by measurement (docs/performance.md, Attention).
 #include "worker/kernels/attention.h"
 
-#include "worker/kernels/attention_device.cuh"
+#include "worker/kernels/attention_warpgroup.cuh"
 
 namespace hierad::kernels {
 namespace {
 
+enum Path { kChosen = 0, kShort = 1, kWhole = 2, kStreamed = 3, kWarpgroups = 4 };   // as AttentionShape::path
+
+bool ByWarpgroups(const AttentionShape& s, bool backward) {
+  if (ThisCard().capability != 90 || s.q_stride != 1) return false;
+  return s.path == kWarpgroups;
+}
+
+template <int DP>
+Path BackwardPath(const AttentionShape& s) {
+  if (ByWarpgroups(s, /*backward=*/true)) return kWarpgroups;
+  if ((s.path == kChosen ? DP > 48 || s.keys <= 64 : s.path == kShort) && attention::ShortBackwardFits<DP>(s)) return kShort;
+  return (s.path == kChosen ? s.keys <= 256 : s.path == kWhole) && attention::WholeBackwardFits<DP>(s) ? kWhole : kStreamed;
+}
+
 template <int DP, typename T>
 cudaError_t Backward(const AttentionShape& s, const attention::BackwardArgs<T>& args, cudaStream_t stream) {
-  const bool fits_short = attention::ShortBackwardFits<DP>(s), fits_whole = attention::WholeBackwardFits<DP>(s);
-  const bool is_short = s.path == 0 ? DP > 48 || s.keys <= 64 : s.path == 1;
-  if (is_short && fits_short) return attention::LaunchShortBackward<DP>(s, args, stream);
-  const bool is_whole = s.path == 0 ? s.keys <= 256 : s.path == 2;
-  return attention::LaunchTwoPassBackward<DP>(s, is_whole && fits_whole, args, stream);
+  const Path path = BackwardPath<DP>(s);
+  if (path == kWarpgroups) return attention::LaunchWarpgroupBackward<attention::PanelColumns(DP)>(s, args, stream);
+  return path == kShort ? attention::LaunchShortBackward<DP>(s, args, stream) : attention::LaunchTwoPassBackward<DP>(s, path == kWhole, args, stream);
+}
+
+template <int DP, typename T>
+cudaError_t Forward(const AttentionShape& s, const attention::ForwardArgs<T>& args, cudaStream_t stream) {
+  if (ByWarpgroups(s, /*backward=*/false)) return attention::LaunchWarpgroupForward<attention::PanelColumns(DP)>(s, args, stream);
+  return attention::LaunchForward<DP>(s, args, stream);
 }
 
 template <typename T>
@@ -21,7 +39,7 @@ cudaError_t TensorCoreForward(const AttentionShape& shape, const T* qkv, T* o, f
   if (!HasTensorCoreAttention(shape)) return PlainAttentionForward(shape, qkv, o, lse, argmax, stream);
   const attention::ForwardArgs<T> args{qkv, o, lse, argmax};
   switch ((shape.head_dim + 15) / 16 * 16) {
-#define HIERAD_CASE(DP) case DP: return attention::LaunchForward<DP>(shape, args, stream);
+#define HIERAD_CASE(DP) case DP: return Forward<DP>(shape, args, stream);
     HIERAD_EACH_HEAD_DIM(HIERAD_CASE)
 #undef HIERAD_CASE
     default: return cudaErrorInvalidValue;
@@ -30,9 +48,10 @@ cudaError_t TensorCoreForward(const AttentionShape& shape, const T* qkv, T* o, f
 
 template <typename T>
 cudaError_t TensorCoreBackward(const AttentionShape& shape, const T* qkv, const T* o, const T* d_o, const float* lse, const uint8_t* argmax,
-                               T* dqkv, float* scratch, cudaStream_t stream) {
+                               T* dqkv, float* scratch, float* sums, cudaStream_t stream) {
+  if (sums != nullptr && !AttentionSumsColumns<T>(shape)) return cudaErrorInvalidValue;
   if (!HasTensorCoreAttention(shape)) return PlainAttentionBackward(shape, qkv, o, d_o, lse, argmax, dqkv, scratch, stream);
-  const attention::BackwardArgs<T> args{qkv, o, d_o, lse, argmax, dqkv, scratch};
+  const attention::BackwardArgs<T> args{qkv, o, d_o, lse, argmax, dqkv, scratch, sums};
   switch ((shape.head_dim + 15) / 16 * 16) {
 #define HIERAD_CASE(DP) case DP: return Backward<DP>(shape, args, stream);
     HIERAD_EACH_HEAD_DIM(HIERAD_CASE)
@@ -45,6 +64,20 @@ cudaError_t TensorCoreBackward(const AttentionShape& shape, const T* qkv, const 
 
 bool HasTensorCoreAttention(const AttentionShape& s) { return s.head_dim % 8 == 0 && s.head_dim <= 128; }
 
+template <typename T>
+bool AttentionSumsColumns(const AttentionShape& shape) {
+  if (sizeof(T) != 2 || shape.windows != 1 || !HasTensorCoreAttention(shape)) return false;
+  switch ((shape.head_dim + 15) / 16 * 16) {
+#define HIERAD_CASE(DP) case DP: return BackwardPath<DP>(shape) == kShort || BackwardPath<DP>(shape) == kWhole;
+    HIERAD_EACH_HEAD_DIM(HIERAD_CASE)
+#undef HIERAD_CASE
+    default: return false;
+  }
+}
+template bool AttentionSumsColumns<bf16>(const AttentionShape&);
+template bool AttentionSumsColumns<half>(const AttentionShape&);
+template bool AttentionSumsColumns<float>(const AttentionShape&);
+
 cudaError_t AttentionForward(const AttentionShape& shape, const bf16* qkv, bf16* o, float* lse, uint8_t* argmax, cudaStream_t stream) {
   return TensorCoreForward(shape, qkv, o, lse, argmax, stream);
 }
@@ -52,12 +85,12 @@ cudaError_t AttentionForward(const AttentionShape& shape, const half* qkv, half*
   return TensorCoreForward(shape, qkv, o, lse, argmax, stream);
 }
 cudaError_t AttentionBackward(const AttentionShape& shape, const bf16* qkv, const bf16* o, const bf16* d_o, const float* lse,
-                              const uint8_t* argmax, bf16* dqkv, float* scratch, cudaStream_t stream) {
-  return TensorCoreBackward(shape, qkv, o, d_o, lse, argmax, dqkv, scratch, stream);
+                              const uint8_t* argmax, bf16* dqkv, float* scratch, float* sums, cudaStream_t stream) {
+  return TensorCoreBackward(shape, qkv, o, d_o, lse, argmax, dqkv, scratch, sums, stream);
 }
 cudaError_t AttentionBackward(const AttentionShape& shape, const half* qkv, const half* o, const half* d_o, const float* lse,
-                              const uint8_t* argmax, half* dqkv, float* scratch, cudaStream_t stream) {
-  return TensorCoreBackward(shape, qkv, o, d_o, lse, argmax, dqkv, scratch, stream);
+                              const uint8_t* argmax, half* dqkv, float* scratch, float* sums, cudaStream_t stream) {
+  return TensorCoreBackward(shape, qkv, o, d_o, lse, argmax, dqkv, scratch, sums, stream);
 }
 
 }  // namespace hierad::kernels

@@ -15,7 +15,7 @@ namespace hierad::kernels {
 
 struct AttentionShape {
   int batch, windows, keys, q_stride, heads, head_dim;
-  int path = 0;    // for benchmarks: 1 short, 2 whole, 3 streamed; 0: the choice measured to be best
+  int path = 0;    // for benchmarks: 1 short, 2 whole, 3 streamed, 4 by warpgroups; 0: the choice measured to be best
   __host__ __device__ int queries() const { return keys / q_stride; }
   __host__ __device__ int64_t units() const { return int64_t(batch) * windows * heads; }
 };
@@ -32,14 +32,21 @@ cudaError_t AttentionForward(const AttentionShape& shape, const float* qkv, floa
 cudaError_t AttentionForward(const AttentionShape& shape, const double* qkv, double* o, double* lse, uint8_t* argmax,
                              cudaStream_t stream);
 
-// `scratch`: lse's size, receives sum over D of o * d_o.
+// Whether the backward kernel of a shape makes dqkv's sums over each sample's tokens too (the parts of the qkv product's bias gradient).
+template <typename T>
+bool AttentionSumsColumns(const AttentionShape& shape);
+
+// `scratch`: lse's size, receives sum over D of o * d_o. `sums`: [B, 3, H, D], of dqkv over a sample's tokens; null: not wanted, always so
+// where AttentionSumsColumns is false.
 cudaError_t AttentionBackward(const AttentionShape& shape, const __nv_bfloat16* qkv, const __nv_bfloat16* o,
                               const __nv_bfloat16* d_o, const float* lse, const uint8_t* argmax, __nv_bfloat16* dqkv,
-                              float* scratch, cudaStream_t stream);
+                              float* scratch, float* sums, cudaStream_t stream);
 cudaError_t AttentionBackward(const AttentionShape& shape, const __half* qkv, const __half* o, const __half* d_o,
-                              const float* lse, const uint8_t* argmax, __half* dqkv, float* scratch, cudaStream_t stream);
+                              const float* lse, const uint8_t* argmax, __half* dqkv, float* scratch, float* sums,
+                              cudaStream_t stream);
 cudaError_t AttentionBackward(const AttentionShape& shape, const float* qkv, const float* o, const float* d_o,
-                              const float* lse, const uint8_t* argmax, float* dqkv, float* scratch, cudaStream_t stream);
+                              const float* lse, const uint8_t* argmax, float* dqkv, float* scratch, float* sums,
+                              cudaStream_t stream);
 cudaError_t AttentionBackward(const AttentionShape& shape, const double* qkv, const double* o, const double* d_o,
                               const double* lse, const uint8_t* argmax, double* dqkv, double* scratch, cudaStream_t stream);
 
