@@ -290,7 +290,7 @@ class StepPlan {
     const TensorId dqkv = b_.InT(name + ".d_qkv", t.rows_in, 3 * d);
     // sum over head_dim of o * do, per query.
     const TensorId scratch = b_.Activation(name + ".attn scratch", b_.At(t.lse).shape, b_.real());
-    const TensorId sums = t.windows == 1 && t.keys <= kAttentionSumKeys ? b_.Activation(name + ".attn sums", {batch_, 3 * d}, b_.real()) : kNone;
+    const TensorId sums = t.windows == 1 && t.keys <= kAttentionSumKeys ? b_.Activation(name + ".attn.qkv bias parts", {batch_, 3 * d}, b_.real()) : kNone;
     b_.Emit(name + ".attn backward",
             AttentionBackward{t.qkv, t.o, d_o, t.lse, t.argmax, dqkv, scratch, sums, batch_, t.windows, t.keys, t.shape.q_stride,
                               t.shape.heads, d / t.shape.heads},

@@ -1,7 +1,7 @@
 // Attention kernels on a GPU: for every shape and every path that takes it, errors against the plain kernel in double on the
 // same bf16 inputs, poisoned outputs, the same bits twice; then times, all paths in turn, against the bytes that must move.
 // Prints one JSON line a shape; exit 1 if a bound is broken.
-//   attention_bench [--seed N] [--check] [--time] [--only NAME] [--profile NAME PATH]   (neither: both; profile: one run, for ncu)
+//   attention_bench [--seed N] [--check] [--time] [--only NAME] [--path N] [--profile NAME PATH]   (neither: both; profile: one run, for ncu)
 #include <cuda_bf16.h>
 
 #include <algorithm>
@@ -21,7 +21,7 @@ using bf16 = __nv_bfloat16;
 
 namespace {
 
-constexpr int kPaths = 5;   // the choice, then AttentionShape::path
+constexpr int kPaths = 6;   // the choice, then AttentionShape::path
 
 void Check(cudaError_t e, const char* what) {
   if (e == cudaSuccess) return;
@@ -203,12 +203,12 @@ struct Case {
   int times;
 };
 
-void Time(const Case& c, unsigned seed) {
+void Time(const Case& c, unsigned seed, int first, int last) {
   Buffers b(c.s);
   Fill<<<1024, 256>>>(b.qkv, nullptr, b.n_qkv, seed);
   Fill<<<1024, 256>>>(b.go, nullptr, b.n_o, seed + 1);
   std::vector<std::function<void()>> forward, backward;
-  for (int path = 0; path < kPaths; ++path) {
+  for (int path = first; path <= last; ++path) {
     forward.push_back([&b, path] { b.Forward(path); });
     backward.push_back([&b, path] { b.Backward(path); });
   }
@@ -258,6 +258,7 @@ const Case kCases[] = {
 int main(int argc, char** argv) {
   unsigned seed = std::random_device{}();
   bool check = false, time = false;
+  int first = 0, last = kPaths - 1;
   std::string only;   // cases whose name has it
   for (int i = 1; i < argc; ++i) {
     const std::string arg = argv[i];
@@ -265,6 +266,7 @@ int main(int argc, char** argv) {
     if (arg == "--check") check = true;
     if (arg == "--time") time = true;
     if (arg == "--only" && i + 1 < argc) only = argv[++i];
+    if (arg == "--path" && i + 1 < argc) first = last = std::atoi(argv[++i]);
     if (arg == "--profile" && i + 2 < argc) {
       for (const Case& c : kCases) {
         if (std::strcmp(c.name, argv[i + 1]) != 0) continue;
@@ -286,7 +288,7 @@ int main(int argc, char** argv) {
   }
   if (time) {
     for (const Case& c : kCases) {
-      if (std::strstr(c.name, only.c_str()) != nullptr) Time(c, seed);
+      if (std::strstr(c.name, only.c_str()) != nullptr) Time(c, seed, first, last);
     }
   }
   return good ? 0 : 1;

@@ -7,7 +7,7 @@
 namespace hierad::kernels {
 namespace {
 
-enum Path { kChosen = 0, kShort = 1, kWhole = 2, kStreamed = 3, kWarpgroups = 4 };   // as AttentionShape::path
+enum Path { kChosen = 0, kShort = 1, kWhole = 2, kStreamed = 3, kWarpgroups = 4, kWindow = 5 };   // as AttentionShape::path
 
 bool ByWarpgroups(const AttentionShape& s, bool backward) {
   if (ThisCard().capability != 90 || s.q_stride != 1) return false;
@@ -16,20 +16,25 @@ bool ByWarpgroups(const AttentionShape& s, bool backward) {
 
 template <int DP>
 Path BackwardPath(const AttentionShape& s) {
+  if (ThisCard().capability == 90 && s.path == kWindow && attention::WarpgroupWindowFits(s)) return kWindow;
   if (ByWarpgroups(s, /*backward=*/true)) return kWarpgroups;
   if ((s.path == kChosen ? DP > 48 || s.keys <= 64 : s.path == kShort) && attention::ShortBackwardFits<DP>(s)) return kShort;
   return (s.path == kChosen ? s.keys <= 256 : s.path == kWhole) && attention::WholeBackwardFits<DP>(s) ? kWhole : kStreamed;
 }
 
+bool MakesSums(Path path) { return path == kShort || path == kWhole || path == kWindow; }
+
 template <int DP, typename T>
 cudaError_t Backward(const AttentionShape& s, const attention::BackwardArgs<T>& args, cudaStream_t stream) {
   const Path path = BackwardPath<DP>(s);
+  if (path == kWindow) return attention::LaunchWarpgroupWindow(s, args, stream);
   if (path == kWarpgroups) return attention::LaunchWarpgroupBackward<attention::PanelColumns(DP)>(s, args, stream);
   return path == kShort ? attention::LaunchShortBackward<DP>(s, args, stream) : attention::LaunchTwoPassBackward<DP>(s, path == kWhole, args, stream);
 }
 
 template <int DP, typename T>
 cudaError_t Forward(const AttentionShape& s, const attention::ForwardArgs<T>& args, cudaStream_t stream) {
+  if (ThisCard().capability == 90 && s.path == kWindow && attention::WarpgroupWindowFits(s)) return attention::LaunchWarpgroupWindowForward(s, args, stream);
   if (ByWarpgroups(s, /*backward=*/false)) return attention::LaunchWarpgroupForward<attention::PanelColumns(DP)>(s, args, stream);
   return attention::LaunchForward<DP>(s, args, stream);
 }
@@ -68,7 +73,7 @@ template <typename T>
 bool AttentionSumsColumns(const AttentionShape& shape) {
   if (sizeof(T) != 2 || shape.windows != 1 || !HasTensorCoreAttention(shape)) return false;
   switch ((shape.head_dim + 15) / 16 * 16) {
-#define HIERAD_CASE(DP) case DP: return BackwardPath<DP>(shape) == kShort || BackwardPath<DP>(shape) == kWhole;
+#define HIERAD_CASE(DP) case DP: return MakesSums(BackwardPath<DP>(shape));
     HIERAD_EACH_HEAD_DIM(HIERAD_CASE)
 #undef HIERAD_CASE
     default: return false;

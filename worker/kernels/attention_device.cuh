@@ -294,6 +294,13 @@ cudaError_t LaunchWarpgroupForward(const AttentionShape& shape, const ForwardArg
 template <int DP, typename T>
 cudaError_t LaunchWarpgroupBackward(const AttentionShape& shape, const BackwardArgs<T>& args, cudaStream_t stream);
 
+// The same for windows that fit whole, backward in one pass.
+bool WarpgroupWindowFits(const AttentionShape& shape);
+template <typename T>
+cudaError_t LaunchWarpgroupWindowForward(const AttentionShape& shape, const ForwardArgs<T>& args, cudaStream_t stream);
+template <typename T>
+cudaError_t LaunchWarpgroupWindow(const AttentionShape& shape, const BackwardArgs<T>& args, cudaStream_t stream);
+
 #ifdef HIERAD_TUNE
 #define HIERAD_EACH_PANEL_WIDTH(X) X(32) X(96)
 #define HIERAD_EACH_HEAD_DIM(X) X(32) X(96)

@@ -106,11 +106,11 @@ __device__ inline void Arrived(float (&c)[kCount][4]) {
                "}, {" A "}, " B ", p, 1, 1, " TRANSPOSED "; }"                                                                      \
                : SUMS                                                                                                               \
                : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(int(add)), "n"(int(kTransposed)))
-#define HIERAD_SHARED_PRODUCT(N, TYPE, LIST, A, B, ADD, TRANSPOSED, SUMS)                                                           \
+#define HIERAD_SHARED_PRODUCT(N, TYPE, LIST, A, B, ADD, TRANSPOSED_A, TRANSPOSED, SUMS)                                             \
   asm volatile("{ .reg .pred p; setp.ne.b32 p, " ADD ", 0; wgmma.mma_async.sync.aligned.m64n" N "k16.f32." TYPE "." TYPE " {" LIST \
-               "}, " A ", " B ", p, 1, 1, 0, " TRANSPOSED "; }"                                                                     \
+               "}, " A ", " B ", p, 1, 1, " TRANSPOSED_A ", " TRANSPOSED "; }"                                                      \
                : SUMS                                                                                                               \
-               : "l"(a), "l"(b), "r"(int(add)), "n"(int(kTransposed)))
+               : "l"(a), "l"(b), "r"(int(add)), "n"(int(kTransposedA)), "n"(int(kTransposed)))
 
 template <typename T>
 constexpr bool kIsHalf = std::is_same_v<T, half>;
@@ -139,20 +139,20 @@ __device__ inline void GroupProduct(float (&c)[kTiles][4], const uint32_t (&a)[4
 #endif
 }
 
-// The same with A [m][k] in shared memory.
-template <typename T, bool kTransposed, int kTiles>
+// The same with A in shared memory, [m][k], or with kTransposedA [k][m].
+template <typename T, bool kTransposed, bool kTransposedA = false, int kTiles>
 __device__ inline void GroupProduct(float (&c)[kTiles][4], uint64_t a, uint64_t b, bool add) {
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
   if constexpr (kTiles == 2) {
-    if constexpr (kIsHalf<T>) HIERAD_SHARED_PRODUCT("16", "f16", HIERAD_LIST8, "%8", "%9", "%10", "%11", HIERAD_SUMS2(0));
-    else HIERAD_SHARED_PRODUCT("16", "bf16", HIERAD_LIST8, "%8", "%9", "%10", "%11", HIERAD_SUMS2(0));
+    if constexpr (kIsHalf<T>) HIERAD_SHARED_PRODUCT("16", "f16", HIERAD_LIST8, "%8", "%9", "%10", "%11", "%12", HIERAD_SUMS2(0));
+    else HIERAD_SHARED_PRODUCT("16", "bf16", HIERAD_LIST8, "%8", "%9", "%10", "%11", "%12", HIERAD_SUMS2(0));
   } else if constexpr (kTiles == 4) {
-    if constexpr (kIsHalf<T>) HIERAD_SHARED_PRODUCT("32", "f16", HIERAD_LIST16, "%16", "%17", "%18", "%19", HIERAD_SUMS4(0));
-    else HIERAD_SHARED_PRODUCT("32", "bf16", HIERAD_LIST16, "%16", "%17", "%18", "%19", HIERAD_SUMS4(0));
+    if constexpr (kIsHalf<T>) HIERAD_SHARED_PRODUCT("32", "f16", HIERAD_LIST16, "%16", "%17", "%18", "%19", "%20", HIERAD_SUMS4(0));
+    else HIERAD_SHARED_PRODUCT("32", "bf16", HIERAD_LIST16, "%16", "%17", "%18", "%19", "%20", HIERAD_SUMS4(0));
   } else {
     static_assert(kTiles == 8);
-    if constexpr (kIsHalf<T>) HIERAD_SHARED_PRODUCT("64", "f16", HIERAD_LIST32, "%32", "%33", "%34", "%35", HIERAD_SUMS8(0));
-    else HIERAD_SHARED_PRODUCT("64", "bf16", HIERAD_LIST32, "%32", "%33", "%34", "%35", HIERAD_SUMS8(0));
+    if constexpr (kIsHalf<T>) HIERAD_SHARED_PRODUCT("64", "f16", HIERAD_LIST32, "%32", "%33", "%34", "%35", "%36", HIERAD_SUMS8(0));
+    else HIERAD_SHARED_PRODUCT("64", "bf16", HIERAD_LIST32, "%32", "%33", "%34", "%35", "%36", HIERAD_SUMS8(0));
   }
 #endif
 }

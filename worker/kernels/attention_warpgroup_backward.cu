@@ -1,8 +1,7 @@
 // Attention backward by warpgroups, for long windows without pooling on sm_90, in two passes: one whose warpgroups hold 64 queries
 // and go over keys (dQ, and the row sums), one whose warpgroups hold 64 keys and go over queries (dK and dV). Both compute the
 // scores; no warpgroup waits for another but for the tiles that stream through.
-#include "worker/kernels/attention_softmax.cuh"
-#include "worker/kernels/attention_warpgroup.cuh"
+#include "worker/kernels/attention_warpgroup_backward.cuh"
 
 namespace hierad::kernels::attention {
 namespace {
@@ -137,67 +136,6 @@ __global__ void __maxnreg__(QueryRegisters(DP)) WarpgroupQueries(AttentionShape 
   if (state.works) StoreRows<DP>(u, state.dq, scale, scale, 0, row0, args.dqkv);
 }
 
-// kHold: K and V in registers; else `k` and `v` are descriptors of the warpgroup's rows, in panels of `key_rows` rows.
-template <typename T, int DP, bool kHold>
-struct WarpgroupKeyRows {
-  float dk[DP / 8][4] = {}, dv[DP / 8][4] = {};
-  uint32_t k_held[kHold ? DP / 16 : 1][4], v_held[kHold ? DP / 16 : 1][4];
-  uint64_t k = 0, v = 0;
-  int key_rows = 0;
-  bool works;   // whether any of this warp's 16 keys is there
-
-  // kQueries queries from descriptors of their first row; `rows` a panel. lse is natural. dk receives dK without the factor of the
-  // scores, until it is stored. The last products are still under way behind it.
-  template <int kQueries>
-  __device__ void Queries(uint64_t q, uint64_t d_o, int rows, const float* lse, const float* delta, float scale2) {
-    const int t = threadIdx.x & 3;
-    float s[kQueries / 8][4], dp[kQueries / 8][4];
-    BeginProducts();
-#pragma unroll
-    for (int kc = 0; kc < DP / 16; ++kc) {
-      if constexpr (kHold) GroupProduct<T, false>(s, k_held[kc], q + AtColumns(rows, kc), kc > 0);
-      else GroupProduct<T, false>(s, k + AtColumns(key_rows, kc), q + AtColumns(rows, kc), kc > 0);
-    }
-    CommitProducts();
-#pragma unroll
-    for (int kc = 0; kc < DP / 16; ++kc) {
-      if constexpr (kHold) GroupProduct<T, false>(dp, v_held[kc], d_o + AtColumns(rows, kc), kc > 0);
-      else GroupProduct<T, false>(dp, v + AtColumns(key_rows, kc), d_o + AtColumns(rows, kc), kc > 0);
-    }
-    CommitProducts();
-    WaitProducts<1>();
-    Arrived(s), Arrived(dk), Arrived(dv);
-    if (works) {
-#pragma unroll
-      for (int n = 0; n < kQueries / 8; ++n) {
-        const float2 l = *reinterpret_cast<const float2*>(lse + n * 8 + 2 * t);
-#pragma unroll
-        for (int e = 0; e < 4; ++e) s[n][e] = FastExp2(fmaf(s[n][e], scale2, -kLog2E * (e & 1 ? l.y : l.x)));
-      }
-    }
-    WaitProducts<0>();
-    Arrived(dp);
-    uint32_t p[kQueries / 16][4], ds[kQueries / 16][4];
-#pragma unroll
-    for (int j = 0; j < kQueries / 16; ++j) PackRows<T>(p[j], s, j);
-#pragma unroll
-    for (int n = 0; n < kQueries / 8; ++n) {
-      const float2 d = *reinterpret_cast<const float2*>(delta + n * 8 + 2 * t);
-#pragma unroll
-      for (int e = 0; e < 4; ++e) s[n][e] *= dp[n][e] - (e & 1 ? d.y : d.x);
-    }
-#pragma unroll
-    for (int j = 0; j < kQueries / 16; ++j) PackRows<T>(ds[j], s, j);
-    BeginProducts();
-#pragma unroll
-    for (int j = 0; j < kQueries / 16; ++j) {
-      GroupProduct<T, true>(dv, p[j], d_o + AtRow(16 * j), true);
-      GroupProduct<T, true>(dk, ds[j], q + AtRow(16 * j), true);
-    }
-    CommitProducts();
-  }
-};
-
 // dK and dV. A block owns warpgroups x 64 keys; queries stream through.
 template <int DP, typename T>
 __global__ void __maxnreg__(KeyRegisters(DP)) WarpgroupKeys(AttentionShape shape, int groups, BackwardArgs<T> args) {
@@ -248,9 +186,9 @@ __global__ void __maxnreg__(KeyRegisters(DP)) WarpgroupKeys(AttentionShape shape
     const int valid = min(kQueries, u.queries - tile * kQueries);
     int n = 0;
     for (; n + kStep <= valid; n += kStep) {
-      state.template Queries<kStep>(q + AtRow(n), d_o + AtRow(n), kQueries, lse + n, lse + kQueries + n, scale * kLog2E);
+      state.template Queries<kStep, false>(q + AtRow(n), d_o + AtRow(n), kQueries, lse + n, lse + kQueries + n, scale * kLog2E, nullptr, 0);
     }
-    for (; n < valid; n += 16) state.template Queries<16>(q + AtRow(n), d_o + AtRow(n), kQueries, lse + n, lse + kQueries + n, scale * kLog2E);
+    for (; n < valid; n += 16) state.template Queries<16, false>(q + AtRow(n), d_o + AtRow(n), kQueries, lse + n, lse + kQueries + n, scale * kLog2E, nullptr, 0);
     WaitProducts<0>();
     Arrived(state.dk), Arrived(state.dv);
   }
