@@ -290,14 +290,13 @@ class StepPlan {
     const TensorId dqkv = b_.InT(name + ".d_qkv", t.rows_in, 3 * d);
     // sum over head_dim of o * do, per query.
     const TensorId scratch = b_.Activation(name + ".attn scratch", b_.At(t.lse).shape, b_.real());
-    const TensorId sums = t.windows == 1 && t.keys <= kAttentionSumKeys ? b_.Activation(name + ".attn.qkv bias parts", {batch_, 3 * d}, b_.real()) : kNone;
     b_.Emit(name + ".attn backward",
-            AttentionBackward{t.qkv, t.o, d_o, t.lse, t.argmax, dqkv, scratch, sums, batch_, t.windows, t.keys, t.shape.q_stride,
+            AttentionBackward{t.qkv, t.o, d_o, t.lse, t.argmax, dqkv, scratch, batch_, t.windows, t.keys, t.shape.q_stride,
                               t.shape.heads, d / t.shape.heads},
-            {t.qkv, t.o, d_o, t.lse, t.argmax}, {dqkv, scratch, sums},
+            {t.qkv, t.o, d_o, t.lse, t.argmax}, {dqkv, scratch},
             10.0 * batch_ * t.windows * (t.keys / t.shape.q_stride) * t.keys * d);
     const TensorId dxn = b_.InT(name + ".d_norm1", t.rows_in, din);
-    b_.LinearBackward(name + ".attn.qkv", t.xn, dqkv, dxn, t.rows_in, din, 3 * d, sums);
+    b_.LinearBackward(name + ".attn.qkv", t.xn, dqkv, dxn, t.rows_in, din, 3 * d);
     TensorId dx = dres.real;
     if (din != d) {
       ShortcutBackward(t, dres.real, dxn);

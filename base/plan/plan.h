@@ -131,8 +131,7 @@ struct LayerNormBackward {
   TensorId dy, x, mean, rstd, gamma, dx_in, dx_out, dx_narrow, dgamma_parts, dbeta_parts, dx_parts;
   int64_t rows, cols, num_parts;
 };
-// sums (kNone: not wanted; one window): [b, 3 heads head_dim], dqkv's sums over each sample's tokens, parts of qkv's bias gradient.
-struct AttentionBackward { TensorId qkv, o, d_o, lse, argmax, dqkv, scratch, sums; int64_t batch, windows, keys, q_stride, heads, head_dim; };
+struct AttentionBackward { TensorId qkv, o, d_o, lse, argmax, dqkv, scratch; int64_t batch, windows, keys, q_stride, heads, head_dim; };
 struct MaxPoolBackward { TensorId dbase, argmax, dy; int64_t batch, tokens_out, dim, q_stride; };
 // dy = s_b * dout in T.
 struct ResidualBackward { TensorId scalars, dout, dy, visit_ids; int64_t batch, tokens, dim; double rate; int block, which; };

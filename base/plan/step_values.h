@@ -89,9 +89,6 @@ inline constexpr int64_t ReduceParts(int64_t rows) {
   const int64_t parts = rows / 16;
   return parts < 1 ? 1 : parts > kReduceParts ? kReduceParts : parts;
 }
-// Attention backward makes the parts of the qkv product's bias gradient, one a sample, where a sample is one window of so many keys at most:
-// longer ones are shared by many blocks.
-inline constexpr int64_t kAttentionSumKeys = 256;
 // Rows of a part where the sum is made by the product before it: those of its tiles.
 inline constexpr int64_t kGeluPartRows = 128;
 // Matrix products on a GPU: streams that run at once, and the workspace of each, for split-K and the like.

@@ -9,20 +9,18 @@ namespace {
 
 enum Path { kChosen = 0, kShort = 1, kWhole = 2, kStreamed = 3, kWarpgroups = 4, kWindow = 5 };   // as AttentionShape::path
 
-bool ByWarpgroups(const AttentionShape& s, bool backward) {
+bool ByWarpgroups(const AttentionShape& s) {
   if (ThisCard().capability != 90 || s.q_stride != 1) return false;
-  return s.path == kWarpgroups;
+  return s.path == kChosen ? s.head_dim > 48 && s.keys >= 128 : s.path == kWarpgroups;
 }
 
 template <int DP>
 Path BackwardPath(const AttentionShape& s) {
   if (ThisCard().capability == 90 && s.path == kWindow && attention::WarpgroupWindowFits(s)) return kWindow;
-  if (ByWarpgroups(s, /*backward=*/true)) return kWarpgroups;
+  if (ByWarpgroups(s)) return kWarpgroups;
   if ((s.path == kChosen ? DP > 48 || s.keys <= 64 : s.path == kShort) && attention::ShortBackwardFits<DP>(s)) return kShort;
   return (s.path == kChosen ? s.keys <= 256 : s.path == kWhole) && attention::WholeBackwardFits<DP>(s) ? kWhole : kStreamed;
 }
-
-bool MakesSums(Path path) { return path == kShort || path == kWhole || path == kWindow; }
 
 template <int DP, typename T>
 cudaError_t Backward(const AttentionShape& s, const attention::BackwardArgs<T>& args, cudaStream_t stream) {
@@ -34,8 +32,7 @@ cudaError_t Backward(const AttentionShape& s, const attention::BackwardArgs<T>& 
 
 template <int DP, typename T>
 cudaError_t Forward(const AttentionShape& s, const attention::ForwardArgs<T>& args, cudaStream_t stream) {
-  if (ThisCard().capability == 90 && s.path == kWindow && attention::WarpgroupWindowFits(s)) return attention::LaunchWarpgroupWindowForward(s, args, stream);
-  if (ByWarpgroups(s, /*backward=*/false)) return attention::LaunchWarpgroupForward<attention::PanelColumns(DP)>(s, args, stream);
+  if (ByWarpgroups(s)) return attention::LaunchWarpgroupForward<attention::PanelColumns(DP)>(s, args, stream);
   return attention::LaunchForward<DP>(s, args, stream);
 }
 
@@ -53,10 +50,9 @@ cudaError_t TensorCoreForward(const AttentionShape& shape, const T* qkv, T* o, f
 
 template <typename T>
 cudaError_t TensorCoreBackward(const AttentionShape& shape, const T* qkv, const T* o, const T* d_o, const float* lse, const uint8_t* argmax,
-                               T* dqkv, float* scratch, float* sums, cudaStream_t stream) {
-  if (sums != nullptr && !AttentionSumsColumns<T>(shape)) return cudaErrorInvalidValue;
+                               T* dqkv, float* scratch, cudaStream_t stream) {
   if (!HasTensorCoreAttention(shape)) return PlainAttentionBackward(shape, qkv, o, d_o, lse, argmax, dqkv, scratch, stream);
-  const attention::BackwardArgs<T> args{qkv, o, d_o, lse, argmax, dqkv, scratch, sums};
+  const attention::BackwardArgs<T> args{qkv, o, d_o, lse, argmax, dqkv, scratch};
   switch ((shape.head_dim + 15) / 16 * 16) {
 #define HIERAD_CASE(DP) case DP: return Backward<DP>(shape, args, stream);
     HIERAD_EACH_HEAD_DIM(HIERAD_CASE)
@@ -69,20 +65,6 @@ cudaError_t TensorCoreBackward(const AttentionShape& shape, const T* qkv, const 
 
 bool HasTensorCoreAttention(const AttentionShape& s) { return s.head_dim % 8 == 0 && s.head_dim <= 128; }
 
-template <typename T>
-bool AttentionSumsColumns(const AttentionShape& shape) {
-  if (sizeof(T) != 2 || shape.windows != 1 || !HasTensorCoreAttention(shape)) return false;
-  switch ((shape.head_dim + 15) / 16 * 16) {
-#define HIERAD_CASE(DP) case DP: return MakesSums(BackwardPath<DP>(shape));
-    HIERAD_EACH_HEAD_DIM(HIERAD_CASE)
-#undef HIERAD_CASE
-    default: return false;
-  }
-}
-template bool AttentionSumsColumns<bf16>(const AttentionShape&);
-template bool AttentionSumsColumns<half>(const AttentionShape&);
-template bool AttentionSumsColumns<float>(const AttentionShape&);
-
 cudaError_t AttentionForward(const AttentionShape& shape, const bf16* qkv, bf16* o, float* lse, uint8_t* argmax, cudaStream_t stream) {
   return TensorCoreForward(shape, qkv, o, lse, argmax, stream);
 }
@@ -90,12 +72,12 @@ cudaError_t AttentionForward(const AttentionShape& shape, const half* qkv, half*
   return TensorCoreForward(shape, qkv, o, lse, argmax, stream);
 }
 cudaError_t AttentionBackward(const AttentionShape& shape, const bf16* qkv, const bf16* o, const bf16* d_o, const float* lse,
-                              const uint8_t* argmax, bf16* dqkv, float* scratch, float* sums, cudaStream_t stream) {
-  return TensorCoreBackward(shape, qkv, o, d_o, lse, argmax, dqkv, scratch, sums, stream);
+                              const uint8_t* argmax, bf16* dqkv, float* scratch, cudaStream_t stream) {
+  return TensorCoreBackward(shape, qkv, o, d_o, lse, argmax, dqkv, scratch, stream);
 }
 cudaError_t AttentionBackward(const AttentionShape& shape, const half* qkv, const half* o, const half* d_o, const float* lse,
-                              const uint8_t* argmax, half* dqkv, float* scratch, float* sums, cudaStream_t stream) {
-  return TensorCoreBackward(shape, qkv, o, d_o, lse, argmax, dqkv, scratch, sums, stream);
+                              const uint8_t* argmax, half* dqkv, float* scratch, cudaStream_t stream) {
+  return TensorCoreBackward(shape, qkv, o, d_o, lse, argmax, dqkv, scratch, stream);
 }
 
 }  // namespace hierad::kernels

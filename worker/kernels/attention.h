@@ -32,21 +32,14 @@ cudaError_t AttentionForward(const AttentionShape& shape, const float* qkv, floa
 cudaError_t AttentionForward(const AttentionShape& shape, const double* qkv, double* o, double* lse, uint8_t* argmax,
                              cudaStream_t stream);
 
-// Whether the backward kernel of a shape makes dqkv's sums over each sample's tokens too (the parts of the qkv product's bias gradient).
-template <typename T>
-bool AttentionSumsColumns(const AttentionShape& shape);
-
-// `scratch`: lse's size, receives sum over D of o * d_o. `sums`: [B, 3, H, D], of dqkv over a sample's tokens; null: not wanted, always so
-// where AttentionSumsColumns is false.
+// `scratch`: lse's size, receives sum over D of o * d_o.
 cudaError_t AttentionBackward(const AttentionShape& shape, const __nv_bfloat16* qkv, const __nv_bfloat16* o,
                               const __nv_bfloat16* d_o, const float* lse, const uint8_t* argmax, __nv_bfloat16* dqkv,
-                              float* scratch, float* sums, cudaStream_t stream);
+                              float* scratch, cudaStream_t stream);
 cudaError_t AttentionBackward(const AttentionShape& shape, const __half* qkv, const __half* o, const __half* d_o,
-                              const float* lse, const uint8_t* argmax, __half* dqkv, float* scratch, float* sums,
-                              cudaStream_t stream);
+                              const float* lse, const uint8_t* argmax, __half* dqkv, float* scratch, cudaStream_t stream);
 cudaError_t AttentionBackward(const AttentionShape& shape, const float* qkv, const float* o, const float* d_o,
-                              const float* lse, const uint8_t* argmax, float* dqkv, float* scratch, float* sums,
-                              cudaStream_t stream);
+                              const float* lse, const uint8_t* argmax, float* dqkv, float* scratch, cudaStream_t stream);
 cudaError_t AttentionBackward(const AttentionShape& shape, const double* qkv, const double* o, const double* d_o,
                               const double* lse, const uint8_t* argmax, double* dqkv, double* scratch, cudaStream_t stream);
 

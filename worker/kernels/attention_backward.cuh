@@ -107,26 +107,6 @@ struct KeyRows {
     }
   }
 
-  // To dk[DP] and dv[DP] behind it: sums over the keys that count.
-  __device__ void StoreSums(float scale, float* to) {
-    const int g = (threadIdx.x & 31) >> 2;
-    float k_sums[DP / 4], v_sums[DP / 4];
-#pragma unroll
-    for (int i = 0; i < DP / 4; ++i) {
-      k_sums[i] = v_sums[i] = 0;
-#pragma unroll
-      for (int m = 0; m < kTiles; ++m) {
-#pragma unroll
-        for (int r = 0; r < 2; ++r) {
-          if (m * 16 + g + r * 8 < valid) k_sums[i] += dk[m][i / 2][2 * r + i % 2], v_sums[i] += dv[m][i / 2][2 * r + i % 2];
-        }
-      }
-      k_sums[i] *= scale;
-    }
-    StoreColumnSums<DP>(k_sums, to);
-    StoreColumnSums<DP>(v_sums, to + DP);
-  }
-
   __device__ void Store(const Unit& u, int first, float scale, T* dqkv) {
 #pragma unroll
     for (int m = 0; m < kTiles; ++m) {

@@ -26,9 +26,9 @@ struct Unit {
   __device__ Unit(const AttentionShape& s, int64_t unit)
       : keys(s.keys), queries(s.queries()), head_dim(s.head_dim), width(s.heads * s.head_dim), qkv_stride(3 * s.windows * width),
         out_stride(s.windows * width) {
-    const int h = int(unit % s.heads);
-    const int64_t rest = unit / s.heads, b = rest / s.windows;
-    const int w = int(rest % s.windows);
+    const unsigned at = unsigned(unit), rest = at / unsigned(s.heads);   // there are fewer than 2^31: one has a block of a launch at least
+    const int h = int(at - rest * unsigned(s.heads)), w = int(rest % unsigned(s.windows));
+    const int64_t b = rest / unsigned(s.windows);
     qkv = b * keys * qkv_stride + 3 * w * width + h * head_dim;
     out = b * queries * out_stride + w * width + h * head_dim;
     lse = ((b * s.heads + h) * s.windows + w) * queries;
@@ -176,43 +176,6 @@ __device__ void StoreRows(const Unit& u, const float (&c)[DP / 8][4], float scal
   });
 }
 
-// Sums over the rows of a warp's accumulators: v[2 n + e] of lane (g, t) is the sum over the lane's rows in column 8 n + 2 t + e of
-// kColumns. Lanes halve what they hold twice as they add, then add once more.
-template <int kColumns>
-__device__ void StoreColumnSums(float (&v)[kColumns / 4], float* to) {
-  constexpr int kHalf = kColumns / 8, kQuarter = kColumns / 16;
-  const int lane = threadIdx.x & 31;
-  const bool high = lane & 16, middle = lane & 8;
-#pragma unroll
-  for (int i = 0; i < kHalf; ++i) {
-    const float other = __shfl_xor_sync(~0u, high ? v[i] : v[i + kHalf], 16);
-    v[i] = (high ? v[i + kHalf] : v[i]) + other;
-  }
-#pragma unroll
-  for (int i = 0; i < kQuarter; ++i) {
-    const float other = __shfl_xor_sync(~0u, middle ? v[i] : v[i + kQuarter], 8);
-    v[i] = (middle ? v[i + kQuarter] : v[i]) + other;
-    v[i] += __shfl_xor_sync(~0u, v[i], 4);
-    const int at = i + (high ? kHalf : 0) + (middle ? kQuarter : 0);
-    if ((lane & 4) == 0) to[at / 2 * 8 + 2 * (lane & 3) + (at & 1)] = v[i];
-  }
-}
-
-// Adds up what the warps of a block stored: `dq_parts` times [DP], then [dk, dv] times `key_parts`, to the sums of the unit's sample
-// (one window), in this order. Behind a barrier.
-template <int DP>
-__device__ void AddColumnSums(const Unit& u, int64_t sample, int head, const float* parts, int dq_parts, int key_parts, float* sums, int thread,
-                              int threads) {
-  for (int i = thread; i < 3 * DP; i += threads) {
-    const int which = i / DP, column = i % DP;
-    if (column >= u.head_dim) continue;
-    const float* from = parts + column + (which == 0 ? 0 : (dq_parts + which - 1) * DP);
-    float sum = 0;
-    for (int p = 0; p < (which == 0 ? dq_parts : key_parts); ++p) sum += from[p * (which == 0 ? DP : 2 * DP)];
-    sums[(sample * 3 + which) * u.width + head * u.head_dim + column] = sum;
-  }
-}
-
 // Eight columns of a query's gradient: to every position that the pool looked at, zero where it did not choose.
 template <typename T>
 __device__ void StoreQueryPiece(const Unit& u, int q_stride, const uint8_t* argmax, int t, int column, uint4 piece, T* dqkv) {
@@ -272,7 +235,6 @@ struct BackwardArgs {
   const uint8_t* argmax;
   T* dqkv;
   float* delta;   // sum over D of o * d_o, lse's size
-  float* sums;    // [B, 3, H, D]: dqkv's sums over the tokens of a sample; null: not wanted (short and whole windows alone make them)
 };
 
 // Each for head_dim up to DP, a multiple of 16 up to 128; instantiated in the file of its name.
@@ -294,19 +256,12 @@ cudaError_t LaunchWarpgroupForward(const AttentionShape& shape, const ForwardArg
 template <int DP, typename T>
 cudaError_t LaunchWarpgroupBackward(const AttentionShape& shape, const BackwardArgs<T>& args, cudaStream_t stream);
 
-// The same for windows that fit whole, backward in one pass.
+// Backward in one pass, for windows that fit whole.
 bool WarpgroupWindowFits(const AttentionShape& shape);
-template <typename T>
-cudaError_t LaunchWarpgroupWindowForward(const AttentionShape& shape, const ForwardArgs<T>& args, cudaStream_t stream);
 template <typename T>
 cudaError_t LaunchWarpgroupWindow(const AttentionShape& shape, const BackwardArgs<T>& args, cudaStream_t stream);
 
-#ifdef HIERAD_TUNE
-#define HIERAD_EACH_PANEL_WIDTH(X) X(32) X(96)
-#define HIERAD_EACH_HEAD_DIM(X) X(32) X(96)
-#else
 #define HIERAD_EACH_PANEL_WIDTH(X) X(32) X(64) X(96) X(128)
 #define HIERAD_EACH_HEAD_DIM(X) X(16) X(32) X(48) X(64) X(80) X(96) X(112) X(128)
-#endif
 
 }  // namespace hierad::kernels::attention

@@ -200,8 +200,7 @@ cudaError_t AttentionForward(const AttentionShape& s, const double* qkv, double*
   return PlainAttentionForward(s, qkv, o, lse, argmax, stream);
 }
 cudaError_t AttentionBackward(const AttentionShape& s, const float* qkv, const float* o, const float* d_o, const float* lse,
-                              const uint8_t* argmax, float* dqkv, float* scratch, float* sums, cudaStream_t stream) {
-  if (sums != nullptr) return cudaErrorInvalidValue;
+                              const uint8_t* argmax, float* dqkv, float* scratch, cudaStream_t stream) {
   return PlainAttentionBackward(s, qkv, o, d_o, lse, argmax, dqkv, scratch, stream);
 }
 cudaError_t AttentionBackward(const AttentionShape& s, const double* qkv, const double* o, const double* d_o, const double* lse,

@@ -10,10 +10,10 @@ namespace {
 
 __host__ __device__ constexpr int Columns(int dp) { return dp == 80 ? 80 : dp % 48 == 0 ? 48 : dp % 32 == 0 ? 32 : 16; }   // of a task of dQ
 
-// dQ of 16 queries from row `m` on and Columns(DP) columns from `n` on: dS K over all keys. Its column sums to sums[n...], unless null.
+// dQ of 16 queries from row `m` on and Columns(DP) columns from `n` on: dS K over all keys.
 template <int DP, typename T>
 __device__ void QueryGradient(const Unit& u, const BackwardArgs<T>& args, int q_stride, const T* ds, int ds_stride, const T* k, int key_rows,
-                              int first, int n, float scale, float* sums) {
+                              int first, int n, float scale) {
   constexpr int kStride = DP + kPad, kColumns = Columns(DP);
   float c[kColumns / 8][4] = {};
 #pragma unroll 2
@@ -31,16 +31,11 @@ __device__ void QueryGradient(const Unit& u, const BackwardArgs<T>& args, int q_
   EachPiece<kColumns, T>(c, scale, scale, [&](int row, int column, uint4 piece) {
     StoreQueryPiece(u, q_stride, args.argmax, first + row, n + column, piece, args.dqkv);
   });
-  if (sums == nullptr) return;
-  float v[kColumns / 4];
-#pragma unroll
-  for (int i = 0; i < kColumns / 4; ++i) v[i] = (c[i / 2][i % 2] + c[i / 2][2 + i % 2]) * scale;
-  StoreColumnSums<kColumns>(v, sums + n);
 }
 
 // blockDim = (32 * warps, units of a block); warp w owns key tile w. Queries pass in chunks of `chunk`.
 template <int DP, typename T>
-__global__ void __maxnreg__(DP <= 48 ? 128 : DP <= 96 ? 168 : 240) ShortBackward(AttentionShape shape, int chunk, int unit_bytes, BackwardArgs<T> args) {
+__global__ void __maxnreg__(DP <= 48 ? 128 : DP <= 96 ? 168 : 240) ShortBackward(AttentionShape shape, int chunk, BackwardArgs<T> args) {
   BeginKernel();
   extern __shared__ uint4 memory[];
   constexpr int kStride = DP + kPad;
@@ -50,14 +45,14 @@ __global__ void __maxnreg__(DP <= 48 ? 128 : DP <= 96 ? 168 : 240) ShortBackward
   const int64_t unit = blockIdx.x * int64_t(blockDim.y) + threadIdx.y;
   const bool there = unit < shape.units();
   const Unit u(shape, there ? unit : 0);
-  T* k = reinterpret_cast<T*>(reinterpret_cast<char*>(memory) + threadIdx.y * unit_bytes);
+  const int elements = 2 * (key_rows + query_rows) * kStride + key_rows * ds_stride + 4 * query_rows;   // row sums: 2 floats each
+  T* k = reinterpret_cast<T*>(memory) + threadIdx.y * elements;
   T* v = k + key_rows * kStride;
   T* q = v + key_rows * kStride;
   T* go = q + query_rows * kStride;
   T* ds = go + query_rows * kStride;
   float* lse2 = reinterpret_cast<float*>(ds + key_rows * ds_stride);
   float* delta = lse2 + query_rows;
-  float* column_sums = args.sums == nullptr ? nullptr : delta + query_rows;   // [query tiles][DP], [key tiles][dk, dv][DP]
   const float scale = rsqrtf(float(shape.head_dim));
   if (there) {
     CopyRows<DP>(u, args.qkv, 1, 0, key_rows, k, thread, threads);
@@ -89,27 +84,22 @@ __global__ void __maxnreg__(DP <= 48 ? 128 : DP <= 96 ? 168 : 240) ShortBackward
       constexpr int kTasks = DP / Columns(DP);
       for (int task = warp; task < rows / 16 * kTasks; task += warps) {
         const int m = task / kTasks * 16, n = task % kTasks * Columns(DP);
-        QueryGradient<DP>(u, args, shape.q_stride, ds + m, ds_stride, k, key_rows, q0 + m, n, scale, column_sums == nullptr ? nullptr : column_sums + (q0 + m) / 16 * DP);
+        QueryGradient<DP>(u, args, shape.q_stride, ds + m, ds_stride, k, key_rows, q0 + m, n, scale);
       }
     }
     if (q0 + chunk < query_rows) __syncthreads();
   }
   if (there) keys.Store(u, row, scale, args.dqkv);
-  if (column_sums == nullptr) return;
-  if (there) keys.StoreSums(scale, column_sums + (query_rows / 16 + 2 * warp) * DP);
-  __syncthreads();
-  if (there) AddColumnSums<DP>(u, unit / shape.heads, int(unit % shape.heads), column_sums, query_rows / 16, key_rows / 16, args.sums, thread, threads);
 }
 
 struct ShortPlan {
-  int warps, chunk, unit_bytes, sum_bytes;   // sum_bytes: more, where column sums are wanted
+  int warps, chunk, unit_bytes;
   template <int DP>
   static ShortPlan Of(const AttentionShape& s) {
     const int key_rows = RoundUp(s.keys, 16), query_rows = RoundUp(s.queries(), 16);
     // One chunk where that is little more: each costs two barriers.
     const int chunk = query_rows <= 128 ? query_rows : 64;
-    return {key_rows / 16, chunk, (2 * (key_rows + query_rows) * (DP + kPad) + key_rows * (chunk + kPad) + 4 * query_rows) * kElementBytes,
-            (query_rows + 2 * key_rows) / 16 * DP * int(sizeof(float))};
+    return {key_rows / 16, chunk, (2 * (key_rows + query_rows) * (DP + kPad) + key_rows * (chunk + kPad) + 4 * query_rows) * kElementBytes};
   }
 };
 
@@ -118,17 +108,17 @@ struct ShortPlan {
 template <int DP>
 bool ShortBackwardFits(const AttentionShape& s) {
   const ShortPlan plan = ShortPlan::Of<DP>(s);
-  return plan.warps <= 8 && plan.unit_bytes + plan.sum_bytes <= SharedBytes();
+  return plan.warps <= 8 && plan.unit_bytes <= SharedBytes();
 }
 
 template <int DP, typename T>
 cudaError_t LaunchShortBackward(const AttentionShape& s, const BackwardArgs<T>& args, cudaStream_t stream) {
   const ShortPlan plan = ShortPlan::Of<DP>(s);
-  const int unit_bytes = plan.unit_bytes + (args.sums == nullptr ? 0 : plan.sum_bytes);
-  const int units = std::max(1, std::min(4 / plan.warps, (56 << 10) / unit_bytes)), bytes = units * unit_bytes;
+  const int units = std::max(1, std::min(4 / plan.warps, (56 << 10) / plan.unit_bytes));
+  const int bytes = units * plan.unit_bytes;
   if (cudaError_t e = AllowShared(ShortBackward<DP, T>, bytes); e != cudaSuccess) return e;
   const dim3 grid(unsigned((s.units() + units - 1) / units)), block(unsigned(32 * plan.warps), unsigned(units));
-  Launch(ShortBackward<DP, T>, grid, block, bytes, stream, s, plan.chunk, unit_bytes, args);
+  Launch(ShortBackward<DP, T>, grid, block, bytes, stream, s, plan.chunk, args);
   return cudaGetLastError();
 }
 

@@ -102,19 +102,6 @@ struct QueryRows {
     }
   }
 
-  // Rows beyond the last query are zero.
-  __device__ void StoreSums(float scale, float* to) {
-    float v[DP / 4];
-#pragma unroll
-    for (int i = 0; i < DP / 4; ++i) {
-      v[i] = 0;
-#pragma unroll
-      for (int m = 0; m < kTiles; ++m) v[i] += dq[m][i / 2][i % 2] + dq[m][i / 2][2 + i % 2];
-      v[i] *= scale;
-    }
-    StoreColumnSums<DP>(v, to);
-  }
-
   __device__ void Store(const Unit& u, const AttentionShape& shape, const BackwardArgs<T>& args, int first, float scale) {
 #pragma unroll
     for (int m = 0; m < kTiles; ++m) {
@@ -131,10 +118,6 @@ __host__ __device__ int WholeKeys(const AttentionShape& s) { return (s.keys + Ke
 template <int DP>
 __host__ __device__ int WholeQueries(const AttentionShape& s) {
   return (s.queries() + QueryTiles(DP) * 16 - 1) / (QueryTiles(DP) * 16) * (QueryTiles(DP) * 16);
-}
-template <int DP>
-int SumBytes(const AttentionShape& s) {   // more, where column sums are wanted
-  return (WholeQueries<DP>(s) / QueryTiles(DP) + 2 * WholeKeys<DP>(s) / KeyTiles(DP)) / 16 * DP * int(sizeof(float));
 }
 template <int DP>
 int WholeBytes(const AttentionShape& s) {
@@ -169,29 +152,24 @@ __global__ void __maxnreg__(kHoldV && DP <= 32 ? 168 : Registers(DP)) WholeBackw
   }
   WaitCopies<0>();
   __syncthreads();
+  if (!there) return;
   // Keys and queries are dealt to the warps as one row of cards.
-  const int key_items = key_rows / (kKeyTiles * 16), query_items = query_rows / (kQueryTiles * 16), items = there ? key_items + query_items : 0;
-  float* column_sums = args.sums == nullptr ? nullptr : delta + query_rows;   // [query items][DP], [key items][dk, dv][DP]
+  const int key_items = key_rows / (kKeyTiles * 16), items = key_items + query_rows / (kQueryTiles * 16);
   int item = warp;
-  for (; item < min(key_items, items); item += warps) {
+  for (; item < key_items; item += warps) {
     const int row = item * kKeyTiles * 16;
     KeyRows<T, DP, kKeyTiles, kHoldKeys<DP>, kHoldV> keys(k + row * kStride, v + row * kStride, shape.keys - row);
     for (int j = 0; j < u.queries; j += 16) {
       keys.template Queries<1, false, true>(q + j * kStride, go + j * kStride, lse2 + j, delta + j, scale, nullptr, 0);
     }
     keys.Store(u, row, scale, args.dqkv);
-    if (column_sums != nullptr) keys.StoreSums(scale, column_sums + (query_items + 2 * item) * DP);
   }
   for (; item < items; item += warps) {
     const int row = (item - key_items) * kQueryTiles * 16;
     QueryRows<T, DP, kQueryTiles, DP <= 48> queries(q + row * kStride, go + row * kStride, lse2 + row, delta + row);
     queries.Tile(k, v, key_rows, shape.keys, scale);
     queries.Store(u, shape, args, row, scale);
-    if (column_sums != nullptr) queries.StoreSums(scale, column_sums + (item - key_items) * DP);
   }
-  if (column_sums == nullptr) return;
-  __syncthreads();
-  if (there) AddColumnSums<DP>(u, unit / shape.heads, int(unit % shape.heads), column_sums, query_items, key_items, args.sums, thread, threads);
 }
 
 // dQ, and delta for the kernel below. A block owns warps x QueryTiles x 16 queries; keys stream through.
@@ -288,7 +266,7 @@ __global__ void __maxnreg__(Registers(DP)) StreamedKeys(AttentionShape shape, in
 
 template <int DP, bool kHoldV, typename T>
 cudaError_t LaunchWhole(const AttentionShape& s, int most_warps, const BackwardArgs<T>& args, cudaStream_t stream) {
-  const int unit_bytes = WholeBytes<DP>(s) + (args.sums == nullptr ? 0 : SumBytes<DP>(s)), items = std::max(WholeKeys<DP>(s) / KeyTiles(DP), WholeQueries<DP>(s) / QueryTiles(DP)) / 16;
+  const int unit_bytes = WholeBytes<DP>(s), items = std::max(WholeKeys<DP>(s) / KeyTiles(DP), WholeQueries<DP>(s) / QueryTiles(DP)) / 16;
   const int warps = std::min(items, most_warps);
   const int units = std::max(1, std::min(4 / warps, (56 << 10) / unit_bytes));
   if (cudaError_t e = AllowShared(WholeBackward<DP, kHoldV, T>, units * unit_bytes); e != cudaSuccess) return e;
@@ -316,7 +294,7 @@ cudaError_t LaunchStreamed(const AttentionShape& s, const BackwardArgs<T>& args,
 
 template <int DP>
 bool WholeBackwardFits(const AttentionShape& s) {
-  return WholeBytes<DP>(s) + SumBytes<DP>(s) <= SharedBytes();
+  return WholeBytes<DP>(s) <= SharedBytes();
 }
 
 template <int DP, typename T>

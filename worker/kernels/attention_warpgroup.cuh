@@ -8,6 +8,10 @@
 
 #include "worker/kernels/attention_device.cuh"
 
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ == 900 && !defined(__CUDA_ARCH_FEAT_SM90_ALL)
+#error "Cards of capability 9.0 need the code of 90a."
+#endif
+
 namespace hierad::kernels::attention {
 
 constexpr int kPanel = 32;   // columns
@@ -34,12 +38,17 @@ __device__ void CopyPanels(const Unit& u, const T* from, int which, int first, i
 
 // What a wgmma needs of an array: start, panels' distance, and 512 bytes from eight rows to the next eight. Offsets of rows
 // (a multiple of 8) and of 16 columns are added to it.
-template <typename T>
-__device__ uint64_t Descriptor(const T* panels, int rows) {
-  return uint64_t((SharedAddress(panels) & 0x3FFFF) >> 4) | uint64_t(rows * kPanel * kElementBytes >> 4) << 16 | uint64_t(512 >> 4) << 32 | 2ull << 62;
-}
-__device__ inline uint64_t AtRow(int row) { return uint64_t(row * kPanel * kElementBytes >> 4); }
-__device__ inline uint64_t AtColumns(int rows, int sixteen) { return uint64_t((sixteen >> 1) * rows * kPanel * kElementBytes >> 4) + (sixteen & 1) * 2; }
+struct Descriptor {
+  uint32_t start;
+  template <typename T>
+  __device__ Descriptor(const T* panels, int rows)
+      : start((SharedAddress(panels) & 0x3FFFF) >> 4 | uint32_t(rows * kPanel * kElementBytes >> 4) << 16) {}
+  __device__ explicit Descriptor(uint32_t from) : start(from) {}
+  __device__ Descriptor operator+(uint32_t by) const { return Descriptor(start + by); }
+  __device__ uint64_t word() const { return uint64_t(start) | uint64_t(512 >> 4 | 2u << 30) << 32; }
+};
+__device__ inline uint32_t AtRow(int row) { return uint32_t(row * kPanel * kElementBytes >> 4); }
+__device__ inline uint32_t AtColumns(int rows, int sixteen) { return uint32_t(((sixteen >> 1) * rows * kPanel * kElementBytes >> 4) + (sixteen & 1) * 2); }
 
 // The A operand of this warp's 16 rows in registers, straight from global memory, `row0` its first; zeros beyond `count` rows
 // and head_dim.
@@ -117,8 +126,9 @@ constexpr bool kIsHalf = std::is_same_v<T, half>;
 
 // c[64 x N] (+)= a b, `a` this warp's rows of A; b [n][k], or with kTransposed [k][n].
 template <typename T, bool kTransposed, int kTiles>
-__device__ inline void GroupProduct(float (&c)[kTiles][4], const uint32_t (&a)[4], uint64_t b, bool add) {
+__device__ inline void GroupProduct(float (&c)[kTiles][4], const uint32_t (&a)[4], Descriptor from, bool add) {
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
+  const uint64_t b = from.word();
   if constexpr (kTiles == 2) {
     if constexpr (kIsHalf<T>) HIERAD_ROWS_PRODUCT("16", "f16", HIERAD_LIST8, "%8,%9,%10,%11", "%12", "%13", "%14", HIERAD_SUMS2(0));
     else HIERAD_ROWS_PRODUCT("16", "bf16", HIERAD_LIST8, "%8,%9,%10,%11", "%12", "%13", "%14", HIERAD_SUMS2(0));
@@ -141,8 +151,9 @@ __device__ inline void GroupProduct(float (&c)[kTiles][4], const uint32_t (&a)[4
 
 // The same with A in shared memory, [m][k], or with kTransposedA [k][m].
 template <typename T, bool kTransposed, bool kTransposedA = false, int kTiles>
-__device__ inline void GroupProduct(float (&c)[kTiles][4], uint64_t a, uint64_t b, bool add) {
+__device__ inline void GroupProduct(float (&c)[kTiles][4], Descriptor rows, Descriptor from, bool add) {
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
+  const uint64_t a = rows.word(), b = from.word();
   if constexpr (kTiles == 2) {
     if constexpr (kIsHalf<T>) HIERAD_SHARED_PRODUCT("16", "f16", HIERAD_LIST8, "%8", "%9", "%10", "%11", "%12", HIERAD_SUMS2(0));
     else HIERAD_SHARED_PRODUCT("16", "bf16", HIERAD_LIST8, "%8", "%9", "%10", "%11", "%12", HIERAD_SUMS2(0));

@@ -6,17 +6,10 @@
 namespace hierad::kernels::attention {
 namespace {
 
-#ifndef HIERAD_TUNE_Q_STEP
-#define HIERAD_TUNE_Q_STEP(dp) 32
-#define HIERAD_TUNE_K_STEP(dp) (32)
-#define HIERAD_TUNE_Q_REGS(dp) (dp <= 32 ? 128 : dp <= 96 ? 168 : 248)
-#define HIERAD_TUNE_K_REGS(dp) (dp <= 32 ? 128 : 248)
-#define HIERAD_TUNE_HOLD(dp) (dp <= 96)
-#endif
 __host__ __device__ constexpr int RowsOfTile(int dp) { return dp <= 32 ? 128 : 64; }
-__host__ __device__ constexpr int QueryRegisters(int dp) { return HIERAD_TUNE_Q_REGS(dp); }
-__host__ __device__ constexpr int KeyRegisters(int dp) { return HIERAD_TUNE_K_REGS(dp); }
-__host__ __device__ constexpr bool HoldKeys(int dp) { return HIERAD_TUNE_HOLD(dp); }   // K and V in registers, else in shared memory
+__host__ __device__ constexpr int QueryRegisters(int dp) { return dp <= 32 ? 128 : dp <= 96 ? 168 : 248; }
+__host__ __device__ constexpr int KeyRegisters(int dp) { return dp <= 32 ? 128 : 248; }
+__host__ __device__ constexpr bool HoldKeys(int dp) { return dp <= 96; }   // K and V in registers, else in shared memory
 
 // Sum over D of o * d_o of this warp's 16 queries, whose d_o is held as LoadFragments gave it: rows g and g + 8.
 template <int DP, typename T>
@@ -49,7 +42,7 @@ struct WarpgroupQueryRows {
   // Keys from descriptors of their first row; `rows` a panel. With kMask only the first `valid` of them count: the scores of
   // the rest may be infinite. The last products are still under way behind it.
   template <int kKeys, bool kMask>
-  __device__ void Keys(uint64_t k, uint64_t v, int rows, int valid, float scale2) {
+  __device__ void Keys(Descriptor k, Descriptor v, int rows, int valid, float scale2) {
     const int t = threadIdx.x & 3;
     float s[kKeys / 8][4], dp[kKeys / 8][4];
     BeginProducts();
@@ -93,7 +86,7 @@ template <int DP, typename T>
 __global__ void __maxnreg__(QueryRegisters(DP)) WarpgroupQueries(AttentionShape shape, int groups, BackwardArgs<T> args) {
   BeginKernel();
   extern __shared__ __align__(1024) unsigned char panels[];
-  constexpr int kKeys = RowsOfTile(DP), kStep = HIERAD_TUNE_Q_STEP(DP);
+  constexpr int kKeys = RowsOfTile(DP), kStep = 32;
   const int thread = threadIdx.x, threads = blockDim.x, own = thread / kGroupThreads * kGroupRows, rows = threads / kGroupThreads * kGroupRows;
   const Unit u(shape, blockIdx.x / groups);
   const int first = int(blockIdx.x % groups) * rows + own;
@@ -125,7 +118,7 @@ __global__ void __maxnreg__(QueryRegisters(DP)) WarpgroupQueries(AttentionShape 
     if ((tile + 1) * kKeys < u.keys) fetch(tile + 1);
     if (first >= u.queries) continue;
     const T* buffer = buffers + (tile & 1) * 2 * kKeys * DP;
-    const uint64_t k = Descriptor(buffer, kKeys), v = Descriptor(buffer + kKeys * DP, kKeys);
+    const Descriptor k(buffer, kKeys), v(buffer + kKeys * DP, kKeys);
     const int valid = min(kKeys, u.keys - tile * kKeys);
     int n = 0;
     for (; n + kStep <= valid; n += kStep) state.template Keys<kStep, false>(k + AtRow(n), v + AtRow(n), kKeys, kStep, scale * kLog2E);
@@ -141,7 +134,7 @@ template <int DP, typename T>
 __global__ void __maxnreg__(KeyRegisters(DP)) WarpgroupKeys(AttentionShape shape, int groups, BackwardArgs<T> args) {
   BeginKernel();
   extern __shared__ __align__(1024) unsigned char panels[];
-  constexpr int kQueries = RowsOfTile(DP), kStep = HIERAD_TUNE_K_STEP(DP);
+  constexpr int kQueries = RowsOfTile(DP), kStep = 32;
   constexpr bool kHold = HoldKeys(DP);
   const int thread = threadIdx.x, threads = blockDim.x, own = thread / kGroupThreads * kGroupRows, rows = threads / kGroupThreads * kGroupRows;
   const Unit u(shape, blockIdx.x / groups);
@@ -181,14 +174,14 @@ __global__ void __maxnreg__(KeyRegisters(DP)) WarpgroupKeys(AttentionShape shape
     if ((tile + 1) * kQueries < u.queries) fetch(tile + 1);
     if (first >= u.keys) continue;
     const T* buffer = buffers + (tile & 1) * 2 * kQueries * DP;
-    const uint64_t q = Descriptor(buffer, kQueries), d_o = Descriptor(buffer + kQueries * DP, kQueries);
+    const Descriptor q(buffer, kQueries), d_o(buffer + kQueries * DP, kQueries);
     const float* lse = sums + (tile & 1) * 2 * kQueries;
     const int valid = min(kQueries, u.queries - tile * kQueries);
     int n = 0;
     for (; n + kStep <= valid; n += kStep) {
-      state.template Queries<kStep, false>(q + AtRow(n), d_o + AtRow(n), kQueries, lse + n, lse + kQueries + n, scale * kLog2E, nullptr, 0);
+      state.template Queries<kStep, false>(q + AtRow(n), d_o + AtRow(n), kQueries, lse + n, lse + kQueries + n, scale * kLog2E, 0);
     }
-    for (; n < valid; n += 16) state.template Queries<16, false>(q + AtRow(n), d_o + AtRow(n), kQueries, lse + n, lse + kQueries + n, scale * kLog2E, nullptr, 0);
+    for (; n < valid; n += 16) state.template Queries<16, false>(q + AtRow(n), d_o + AtRow(n), kQueries, lse + n, lse + kQueries + n, scale * kLog2E, 0);
     WaitProducts<0>();
     Arrived(state.dk), Arrived(state.dv);
   }

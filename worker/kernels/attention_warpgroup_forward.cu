@@ -37,7 +37,7 @@ __global__ void __maxnreg__(Registers(DP)) WarpgroupForward(AttentionShape shape
     if ((tile + 1) * kKeys < u.keys) fetch(tile + 1);
     if (first >= u.queries) continue;
     const T* buffer = buffers + (tile & 1) * 2 * kKeys * DP;
-    const uint64_t k = Descriptor(buffer, kKeys), v = Descriptor(buffer + kKeys * DP, kKeys);
+    const Descriptor k(buffer, kKeys), v(buffer + kKeys * DP, kKeys);
     const int valid = min(kKeys, u.keys - tile * kKeys);
     int n = 0;
     for (; n + kStep <= valid; n += kStep) state.template Keys<kStep, false>(k + AtRow(n), v + AtRow(n), kKeys, kStep, scale);

@@ -15,7 +15,7 @@ struct WarpgroupForwardRows {
 
   // Keys from descriptors of their first row; `rows` a panel. The last products are still under way behind it.
   template <int kKeys, bool kMask>
-  __device__ void Keys(uint64_t k, uint64_t v, int rows, int valid, float scale) {
+  __device__ void Keys(Descriptor k, Descriptor v, int rows, int valid, float scale) {
     float s[kKeys / 8][4];
     BeginProducts();
 #pragma unroll

@@ -1,8 +1,7 @@
-// Attention by warpgroups for windows that lie whole in shared memory twice, heads of up to 32, on sm_90: a block goes over windows,
-// the next one on its way while one is worked on. Forward: a warpgroup holds 64 queries. Backward in one pass: a warpgroup holds 64
-// keys (dK and dV), dS is written once to shared memory, and dQ taken from there: nothing is computed twice.
+// Attention backward in one pass by warpgroups, for windows that lie whole in shared memory twice, heads of up to 32, on sm_90: a
+// block goes over windows, the next one on its way while one is worked on. Each warpgroup holds 64 keys (dK and dV), dS is written
+// once to shared memory, and dQ taken from there: nothing is computed twice.
 #include "worker/kernels/attention_warpgroup_backward.cuh"
-#include "worker/kernels/attention_warpgroup_forward.cuh"
 
 namespace hierad::kernels::attention {
 namespace {
@@ -17,59 +16,6 @@ __host__ __device__ constexpr int WindowBytes(int rows) {
 }
 
 template <typename T>
-__global__ void __maxnreg__(128) WarpgroupWindowForward(AttentionShape shape, ForwardArgs<T> args) {
-  BeginKernel();
-  extern __shared__ __align__(1024) unsigned char panels[];
-  constexpr int kStepKeys = 64;
-  const int thread = threadIdx.x, threads = blockDim.x, row0 = thread / 32 * 16, rows = Rows(shape), array = rows * kDim;
-  T* buffers = reinterpret_cast<T*>(panels);   // [2][k, v, q][rows][32]
-  const float scale = rsqrtf(float(shape.head_dim)) * kLog2E;
-  const auto fetch = [&](int64_t unit, int which) {
-    const Unit u(shape, unit);
-    T* to = buffers + which * 3 * array;
-    CopyPanels<kDim>(u, args.qkv, 1, 0, rows, to, thread, threads);
-    CopyPanels<kDim>(u, args.qkv, 2, 0, rows, to + array, thread, threads);
-    CopyPanels<kDim>(u, args.qkv, 0, 0, rows, to + 2 * array, thread, threads);
-    CommitCopies();
-  };
-  const int64_t units = shape.units();
-  fetch(blockIdx.x, 0);
-  int which = 0;
-  for (int64_t unit = blockIdx.x; unit < units; unit += gridDim.x, which ^= 1) {
-    const Unit u(shape, unit);
-    const T* buffer = buffers + which * 3 * array;
-    WaitCopies<0>();
-    CopiesForWarpgroups();
-    __syncthreads();   // this window is there, and nobody reads the other buffer any more
-    if (unit + gridDim.x < units) fetch(unit + gridDim.x, which ^ 1);
-    WarpgroupForwardRows<T, kDim> state;
-    state.works = row0 < rows;
-    const int lane = thread & 31;
-#pragma unroll
-    for (int kc = 0; kc < kDim / 16; ++kc) {
-      const int row = (state.works ? row0 : 0) + (lane >> 3 & 1) * 8 + (lane & 7);
-      LoadMatrix(state.q[kc], buffer + 2 * array + PanelOffset(rows, row, kc * 16 + (lane >> 4) * 8));
-    }
-    const uint64_t k = Descriptor(buffer, rows), v = Descriptor(buffer + array, rows);
-    int n = 0;
-    for (; n + kStepKeys <= u.keys; n += kStepKeys) state.template Keys<kStepKeys, false>(k + AtRow(n), v + AtRow(n), rows, kStepKeys, scale);
-    for (; n < u.keys; n += 16) state.template Keys<16, true>(k + AtRow(n), v + AtRow(n), rows, u.keys - n, scale);
-    WaitProducts<0>();
-    Arrived(state.state.o);
-    if (state.works) state.state.Store(u, row0, args.o, args.lse);
-  }
-}
-
-// Column sums of a warp's 16 rows, of which `valid` count.
-__device__ void StoreRowsSums(const float (&c)[kDim / 8][4], float scale, int valid, float* to) {
-  const int g = (threadIdx.x & 31) >> 2;
-  float v[kDim / 4];
-#pragma unroll
-  for (int i = 0; i < kDim / 4; ++i) v[i] = ((g < valid ? c[i / 2][i % 2] : 0) + (g + 8 < valid ? c[i / 2][2 + i % 2] : 0)) * scale;
-  StoreColumnSums<kDim>(v, to);
-}
-
-template <typename T>
 __global__ void __maxnreg__(128) WarpgroupWindow(AttentionShape shape, BackwardArgs<T> args) {
   BeginKernel();
   extern __shared__ __align__(1024) unsigned char panels[];
@@ -80,29 +26,36 @@ __global__ void __maxnreg__(128) WarpgroupWindow(AttentionShape shape, BackwardA
   float* lse = reinterpret_cast<float*>(buffers + 2 * kArrays * array);   // [2][rows]
   float* delta = lse + 2 * rows;
   const float scale = rsqrtf(float(shape.head_dim));
-  const auto fetch = [&](int64_t unit, int which) {
+  const int piece = (thread & 3) * 8;   // four threads share a row
+  const auto fetch = [&](int unit, int which) {
     const Unit u(shape, unit);
     T* to = buffers + which * kArrays * array;
-    CopyPanels<kDim>(u, args.qkv, 1, 0, rows, to + kKeys * array, thread, threads);
-    CopyPanels<kDim>(u, args.qkv, 2, 0, rows, to + kValues * array, thread, threads);
-    CopyPanels<kDim>(u, args.qkv, 0, 0, rows, to + kQueries * array, thread, threads);
-    CopyPanels<kDim>(u, args.d_o, -1, 0, rows, to + kOutGradients * array, thread, threads);
-    CopyPanels<kDim>(u, args.o, -1, 0, rows, to + kOut * array, thread, threads);
-    for (int t = thread; t < rows; t += threads) CopyWordAsync(lse + which * rows + t, args.lse + (t < u.queries ? u.Lse(t) : 0), t < u.queries);
+    const T *qkv = args.qkv + u.qkv + piece, *o = args.o + u.out + piece, *d_o = args.d_o + u.out + piece;
+    for (int row = thread >> 2; row < rows; row += threads >> 2) {
+      const bool there = row < u.keys && piece < u.head_dim;
+      T* at = to + PanelOffset(rows, row, piece);
+      const int64_t in = there ? int64_t(row) * u.qkv_stride : 0, out = there ? int64_t(row) * u.out_stride : 0;
+      CopyAsync(at + kQueries * array, qkv + in, there);
+      CopyAsync(at + kKeys * array, qkv + in + u.width, there);
+      CopyAsync(at + kValues * array, qkv + in + 2 * u.width, there);
+      CopyAsync(at + kOutGradients * array, d_o + out, there);
+      CopyAsync(at + kOut * array, o + out, there);
+    }
+    for (int t = thread; t < rows; t += threads) CopyWordAsync(lse + which * rows + t, args.lse + u.Lse(t < u.queries ? t : 0), t < u.queries);
     CommitCopies();
   };
-  const int64_t units = shape.units();
-  fetch(blockIdx.x, 0);
+  const int units = int(shape.units());
+  fetch(int(blockIdx.x), 0);
   int which = 0;
-  for (int64_t unit = blockIdx.x; unit < units; unit += gridDim.x, which ^= 1) {
+  for (int unit = int(blockIdx.x); unit < units; unit += int(gridDim.x), which ^= 1) {
     const Unit u(shape, unit);
     T* buffer = buffers + which * kArrays * array;
     WaitCopies<0>();
     CopiesForWarpgroups();
     __syncthreads();   // this window is there, and nobody reads the other buffer or dS any more
-    if (unit + gridDim.x < units) fetch(unit + gridDim.x, which ^ 1);
+    if (unit + int(gridDim.x) < units) fetch(unit + int(gridDim.x), which ^ 1);
     for (int row = thread >> 2; row < rows; row += threads >> 2) {   // sum over D of o * d_o; a warp has eight rows: all of it is here or none
-      const int at = PanelOffset(rows, row, (thread & 3) * 8);
+      const int at = PanelOffset(rows, row, piece);
       const uint4 x4 = *reinterpret_cast<const uint4*>(buffer + kOut * array + at), y4 = *reinterpret_cast<const uint4*>(buffer + kOutGradients * array + at);
       const unsigned *x = &x4.x, *y = &y4.x;
       float sum = 0;
@@ -113,41 +66,41 @@ __global__ void __maxnreg__(128) WarpgroupWindow(AttentionShape shape, BackwardA
       }
       sum += __shfl_xor_sync(~0u, sum, 1);
       sum += __shfl_xor_sync(~0u, sum, 2);
-      if ((thread & 3) == 0) delta[row] = sum;
+      if ((thread & 3) == 0) delta[row] = sum, lse[which * rows + row] *= kLog2E;
     }
     __syncthreads();
-    float* parts = args.sums == nullptr ? nullptr : reinterpret_cast<float*>(buffer + kOut * array);   // o is not needed any more
-    const int tiles = rows / 16;
     WarpgroupKeyRows<T, kDim, false> state;
     state.works = row0 < rows, state.key_rows = rows;
     state.k = Descriptor(buffer + kKeys * array, rows) + AtRow(thread / kGroupThreads * kGroupRows);
     state.v = Descriptor(buffer + kValues * array, rows) + AtRow(thread / kGroupThreads * kGroupRows);
-    const uint64_t q = Descriptor(buffer + kQueries * array, rows), d_o = Descriptor(buffer + kOutGradients * array, rows);
-    T* ds_rows = ds + row0 * kDim;
+    const Descriptor q(buffer + kQueries * array, rows), d_o(buffer + kOutGradients * array, rows);
+    const float *lse2 = lse + which * rows;
+    const int g = (thread & 31) >> 2;
+    uint32_t ds_at = SharedAddress(ds + (row0 + g) * kDim) + (g >> 1 & 3) * 16 + (thread & 3) * 4;
     int n = 0;
-    for (; n + kStep <= rows; n += kStep) {
-      state.template Queries<kStep, true>(q + AtRow(n), d_o + AtRow(n), rows, lse + which * rows + n, delta + n, scale * kLog2E,
-                                          ds_rows + n / kStep * array, u.keys - row0);
+#pragma unroll 1
+    for (; n + kStep <= rows; n += kStep, ds_at += array * kElementBytes) {
+      state.template Queries<kStep, true>(q + AtRow(n), d_o + AtRow(n), rows, lse2 + n, delta + n, scale * kLog2E, ds_at);
     }
-    if (n < rows) {
-      state.template Queries<16, true>(q + AtRow(n), d_o + AtRow(n), rows, lse + which * rows + n, delta + n, scale * kLog2E,
-                                       ds_rows + n / kStep * array, u.keys - row0);
-    }
+    if (n < rows) state.template Queries<16, true>(q + AtRow(n), d_o + AtRow(n), rows, lse2 + n, delta + n, scale * kLog2E, ds_at);
     WaitProducts<0>();
     Arrived(state.dk), Arrived(state.dv);
     if (state.works) {
+      if (row0 + 16 > u.keys) {   // keys beyond the last, whose scores may be infinite
+        __syncwarp();
+        const int beyond = row0 + 16 - u.keys;
+        for (int i = thread & 31; i < Panels(rows) * beyond * 4; i += 32) {
+          reinterpret_cast<uint4*>(ds + i / (beyond * 4) * array + u.keys * kDim)[i % (beyond * 4)] = make_uint4(0, 0, 0, 0);
+        }
+      }
       StoreRows<kDim>(u, state.dk, scale, scale, 1, row0, args.dqkv);
       StoreRows<kDim>(u, state.dv, 1.0f, 1.0f, 2, row0, args.dqkv);
-      if (parts != nullptr) {
-        StoreRowsSums(state.dk, scale, u.keys - row0, parts + (tiles + 2 * warp) * kDim);
-        StoreRowsSums(state.dv, 1.0f, u.keys - row0, parts + (tiles + 2 * warp + 1) * kDim);
-      }
     }
     CopiesForWarpgroups();
     __syncthreads();   // dS is there
     // dQ of 64 queries a warpgroup: two panels of dS.
     float dq[kDim / 8][4] = {};
-    const uint64_t a = Descriptor(ds + thread / kGroupThreads * 2 * array, rows), b = Descriptor(buffer + kKeys * array, rows);
+    const Descriptor a(ds + thread / kGroupThreads * 2 * array, rows), b(buffer + kKeys * array, rows);
     Arrived(dq);
     BeginProducts();
 #pragma unroll 1
@@ -155,14 +108,7 @@ __global__ void __maxnreg__(128) WarpgroupWindow(AttentionShape shape, BackwardA
     CommitProducts();
     WaitProducts<0>();
     Arrived(dq);
-    if (state.works) {
-      StoreRows<kDim>(u, dq, scale, scale, 0, row0, args.dqkv);
-      if (parts != nullptr) StoreRowsSums(dq, scale, u.queries - row0, parts + warp * kDim);
-    }
-    if (parts != nullptr) {
-      __syncthreads();
-      AddColumnSums<kDim>(u, unit / shape.heads, int(unit % shape.heads), parts, tiles, tiles, args.sums, thread, threads);
-    }
+    if (state.works) StoreRows<kDim>(u, dq, scale, scale, 0, row0, args.dqkv);
   }
 }
 
@@ -183,15 +129,6 @@ cudaError_t LaunchWarpgroupWindow(const AttentionShape& s, const BackwardArgs<T>
   Launch(WarpgroupWindow<T>, WindowBlocks(s, warpgroups, bytes), kGroupThreads * warpgroups, bytes, stream, s, args);
   return cudaGetLastError();
 }
-template <typename T>
-cudaError_t LaunchWarpgroupWindowForward(const AttentionShape& s, const ForwardArgs<T>& args, cudaStream_t stream) {
-  const int rows = Rows(s), bytes = 6 * rows * kDim * kElementBytes, warpgroups = RoundUp(rows, kGroupRows) / kGroupRows;
-  if (cudaError_t e = AllowShared(WarpgroupWindowForward<T>, bytes); e != cudaSuccess) return e;
-  Launch(WarpgroupWindowForward<T>, WindowBlocks(s, warpgroups, bytes), kGroupThreads * warpgroups, bytes, stream, s, args);
-  return cudaGetLastError();
-}
-template cudaError_t LaunchWarpgroupWindowForward<bf16>(const AttentionShape&, const ForwardArgs<bf16>&, cudaStream_t);
-template cudaError_t LaunchWarpgroupWindowForward<half>(const AttentionShape&, const ForwardArgs<half>&, cudaStream_t);
 template cudaError_t LaunchWarpgroupWindow<bf16>(const AttentionShape&, const BackwardArgs<bf16>&, cudaStream_t);
 template cudaError_t LaunchWarpgroupWindow<half>(const AttentionShape&, const BackwardArgs<half>&, cudaStream_t);
 

@@ -131,7 +131,6 @@ class CpuOps {
   void operator()(const AttentionBackward& o) const {
     ref::AttentionBackward({o.batch, o.windows, o.keys, o.q_stride, o.heads, o.head_dim}, Narrow(o.qkv), Narrow(o.o), Narrow(o.d_o),
                            Real(o.lse), Bytes(o.argmax), Narrow(o.dqkv), Real(o.scratch));
-    if (o.sums != kNone) ref::ColumnSum(Narrow(o.dqkv), Real(o.sums), o.batch * o.keys, 3 * o.heads * o.head_dim, o.batch);
   }
   void operator()(const MaxPoolBackward& o) const {
     ref::MaxPoolBackward(Real(o.dbase), Bytes(o.argmax), Narrow(o.dy), o.batch, o.tokens_out * o.dim, o.q_stride);

@@ -168,11 +168,8 @@ class GpuOps {
     return k::AttentionForward(Shape(o), Narrow(o.qkv), Narrow(o.o), Real(o.lse), Bytes(o.argmax), stream_);
   }
   cudaError_t Launch(const AttentionBackward& o) const {
-    const bool sums = o.sums != kNone && k::AttentionSumsColumns<T>(Shape(o));
-    const cudaError_t e = k::AttentionBackward(Shape(o), Narrow(o.qkv), Narrow(o.o), Narrow(o.d_o), Real(o.lse), Bytes(o.argmax), Narrow(o.dqkv),
-                                               Real(o.scratch), sums ? Real(o.sums) : nullptr, stream_);
-    if (e != cudaSuccess || sums || o.sums == kNone) return e;
-    return k::ColumnSum(Narrow(o.dqkv), Real(o.sums), o.batch * o.keys, int(3 * o.heads * o.head_dim), int(o.batch), stream_);
+    return k::AttentionBackward(Shape(o), Narrow(o.qkv), Narrow(o.o), Narrow(o.d_o), Real(o.lse), Bytes(o.argmax), Narrow(o.dqkv),
+                                Real(o.scratch), stream_);
   }
   cudaError_t Launch(const MaxPool& o) const {
     return k::MaxPool(Narrow(o.y), Real(o.base), Bytes(o.argmax), o.batch, o.tokens_out * o.dim, int(o.q_stride), stream_);
