@@ -36,6 +36,20 @@ __device__ void CopyPanels(const Unit& u, const T* from, int which, int first, i
   });
 }
 
+// K and V at once: `v` lies behind `k`, in panels too.
+template <int DP, typename T>
+__device__ void CopyKeyPanels(const Unit& u, const T* qkv, int first, int rows, T* k, int thread, int threads) {
+  const int count = u.keys - first;
+  const T* row0 = qkv + u.Qkv(first, 1);
+  EachPieceOfRows<DP>(rows, thread, threads, [&](int row, int column) {
+    const bool there = row < count && column < u.head_dim;
+    const T* from = there ? row0 + int64_t(row) * u.qkv_stride + column : qkv;
+    T* to = k + PanelOffset(rows, row, column);
+    CopyAsync(to, from, there);
+    CopyAsync(to + rows * DP, from + u.width, there);
+  });
+}
+
 // What a wgmma needs of an array: start, panels' distance, and 512 bytes from eight rows to the next eight. Offsets of rows
 // (a multiple of 8) and of 16 columns are added to it.
 struct Descriptor {

@@ -94,8 +94,7 @@ __global__ void __maxnreg__(QueryRegisters(DP)) WarpgroupQueries(AttentionShape 
   T* buffers = reinterpret_cast<T*>(panels);   // [2][k, v][kKeys]
   const auto fetch = [&](int tile) {
     T* k = buffers + (tile & 1) * 2 * kKeys * DP;
-    CopyPanels<DP>(u, args.qkv, 1, tile * kKeys, kKeys, k, thread, threads);
-    CopyPanels<DP>(u, args.qkv, 2, tile * kKeys, kKeys, k + kKeys * DP, thread, threads);
+    CopyKeyPanels<DP>(u, args.qkv, tile * kKeys, kKeys, k, thread, threads);
     CommitCopies();
   };
   fetch(0);
@@ -158,8 +157,7 @@ __global__ void __maxnreg__(KeyRegisters(DP)) WarpgroupKeys(AttentionShape shape
   const int row0 = first + thread % kGroupThreads / 32 * 16, count = u.keys - row0;
   state.works = count > 0;
   if constexpr (!kHold) {
-    CopyPanels<DP>(u, args.qkv, 1, block_first, rows, keys, thread, threads);
-    CopyPanels<DP>(u, args.qkv, 2, block_first, rows, keys + rows * DP, thread, threads);
+    CopyKeyPanels<DP>(u, args.qkv, block_first, rows, keys, thread, threads);
     state.k = Descriptor(keys, rows) + AtRow(own), state.v = Descriptor(keys + rows * DP, rows) + AtRow(own), state.key_rows = rows;
   }
   fetch(0);

@@ -21,8 +21,7 @@ __global__ void __maxnreg__(Registers(DP)) WarpgroupForward(AttentionShape shape
   T* buffers = reinterpret_cast<T*>(panels);   // [2][k, v][kKeys]
   const auto fetch = [&](int tile) {
     T* k = buffers + (tile & 1) * 2 * kKeys * DP;
-    CopyPanels<DP>(u, args.qkv, 1, tile * kKeys, kKeys, k, thread, threads);
-    CopyPanels<DP>(u, args.qkv, 2, tile * kKeys, kKeys, k + kKeys * DP, thread, threads);
+    CopyKeyPanels<DP>(u, args.qkv, tile * kKeys, kKeys, k, thread, threads);
     CommitCopies();
   };
   fetch(0);
