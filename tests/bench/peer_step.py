@@ -1,7 +1,8 @@
 """A training step of the Python contenders on one GPU, timed as hiera-bench times ours: FAIR's Hiera as it is, and
 hiera-optim's `optimize(graph_safe=True)` under `torch.compile(mode="reduce-overhead")`. Full step: the batch's copy to
 the device, masks drawn anew, forward and backward under bf16 autocast on fp32 weights, clip to norm 1, fused AdamW; wall
-clock between two synchronisations. Prints one line of JSON.
+clock between two synchronisations. Memory: the most that torch's allocator held since the start, as tensors of a replayed
+graph are counted at its recording alone. Prints one line of JSON.
 
 usage: peer_step.py fair|hiera-optim JSON      JSON: {"variant", "input", "chans", "batch", "q_pool", "patch_stride", "steps", "warmup"}
 
@@ -173,7 +174,6 @@ def rank_main(rank, contender, row, port):
     for i in range(1, row["warmup"]):
         step(i)
     torch.cuda.synchronize()
-    torch.cuda.reset_peak_memory_stats()
     medians = timed(step, row, row.get("read", "behind").split(","))
     slowest = torch.tensor([medians[read] for read in medians], device="cuda")
     dist.all_reduce(slowest, op=dist.ReduceOp.MAX)
@@ -230,7 +230,6 @@ def main():
         for i in range(1, row["warmup"]):
             step(i)
         torch.cuda.synchronize()
-        torch.cuda.reset_peak_memory_stats()
         times = []
         for i in range(row["steps"]):
             torch.cuda.synchronize()

@@ -1,7 +1,7 @@
 // What each operation of a step takes on a GPU: the plan's operations run once in order, then each alone, ten times in a graph on
 // its own operands, median of nine replays. Prints the sums by kind of operation (digits left out of its name), largest
 // first, with the bytes and operations that the plan counts. Alone, what the cache holds from the run before helps small ones.
-//   step_profile [BATCH [SIZE...]]: Hiera-Base, 8 channels, bf16
+//   step_profile [muon] [BATCH [SIZE...]]: Hiera-Base, 8 channels, bf16
 #include <cuda_runtime.h>
 
 #include <algorithm>
@@ -124,12 +124,16 @@ void Profile(const v1::JobSpec& job) {
 }  // namespace hierad
 
 int main(int argc, char** argv) {
+  hierad::v1::JobSpec job;
+  if (argc > 1 && std::string(argv[1]) == "muon") {
+    job.mutable_optimizer()->set_name("muon");
+    --argc, ++argv;
+  }
   for (int i = 1; i < argc; ++i) {
     if (std::atoi(argv[i]) > 0) continue;
-    std::fprintf(stderr, "usage: step_profile [BATCH [INPUT_SIZE...]]\n");
+    std::fprintf(stderr, "usage: step_profile [muon] [BATCH [INPUT_SIZE...]]\n");
     return 1;
   }
-  hierad::v1::JobSpec job;
   job.mutable_data()->set_source("synthetic");
   job.mutable_model()->set_in_chans(8);
   for (int i = 2; i < argc; ++i) job.mutable_model()->add_input_size(std::atoi(argv[i]));

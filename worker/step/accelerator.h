@@ -48,6 +48,6 @@ std::unique_ptr<Accelerator> MakeCudaAccelerator();
 
 // Applies step.sdpa_backend, step.tf32 and determinism to torch's global settings; returns the attention kernels chosen.
 // `allow_math`: attention in plain products may serve where the chosen kernel cannot (5-D operands).
-std::string ApplyTorchSettings(const std::string& sdpa_backend, bool tf32, bool cuda, bool allow_math);
+std::string ApplyTorchSettings(const std::string& sdpa_backend, bool tf32, bool cuda, bool allow_math, bool deterministic = true);
 
 }  // namespace hierad

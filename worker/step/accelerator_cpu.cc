@@ -45,7 +45,7 @@ class CpuAccelerator : public Accelerator {
 
 std::unique_ptr<Accelerator> MakeCpuAccelerator() { return std::make_unique<CpuAccelerator>(); }
 
-std::string ApplyTorchSettings(const std::string& sdpa_backend, bool tf32, bool cuda, bool allow_math) {
+std::string ApplyTorchSettings(const std::string& sdpa_backend, bool tf32, bool cuda, bool allow_math, bool deterministic) {
   at::Context& context = at::globalContext();
   context.setAllowTF32CuBLAS(tf32);
   context.setAllowTF32CuDNN(tf32);
@@ -56,7 +56,7 @@ std::string ApplyTorchSettings(const std::string& sdpa_backend, bool tf32, bool 
   context.setSDPUseMemEfficient(any || sdpa_backend == "mem_efficient");
   context.setSDPUseCuDNN(sdpa_backend == "cudnn");
   context.setSDPUseMath(any || sdpa_backend == "math" || allow_math || !cuda);
-  if (cuda) {
+  if (cuda && deterministic) {
     setenv("CUBLAS_WORKSPACE_CONFIG", ":4096:8", /*overwrite=*/0);   // what cuBLAS asks for in return for determinism
     context.setDeterministicAlgorithms(true, /*warn_only=*/false);
     context.setDeterministicFillUninitializedMemory(false);

@@ -83,6 +83,7 @@ struct StepOptions {
   bool epilogues = true;     // fused on a GPU: GELU in the epilogue of products, where there is a kernel for it
   bool overlap = false;      // fused on a GPU: kernels come onto the card while those before them in their stream end
   bool priorities = true;    // fused on a GPU: weight gradients take what the chain of operations leaves of the card
+  bool deterministic = true; // eager, optimized, graph_safe on a GPU: kernels whose sums have one order (fused has no others)
   int64_t bucket_elements = 0;   // fused: PlanOptions::bucket_elements; 0: its default
   RowFormat rows;            // of the batches; nothing: fp32, as it is
 };

@@ -358,7 +358,7 @@ absl::StatusOr<std::unique_ptr<Step>> MakeTorchStep(const StepOptions& options, 
   std::unique_ptr<Step> made;
   RETURN_IF_ERROR(CatchTorch("preparing the step", [&]() -> absl::Status {
     at::set_num_threads(std::max(1, options.threads));
-    const std::string attention = ApplyTorchSettings(backend, step->tf32(), options.cuda, mode == Mode::kEager);
+    const std::string attention = ApplyTorchSettings(backend, step->tf32(), options.cuda, mode == Mode::kEager, options.deterministic);
     std::unique_ptr<Accelerator> accelerator = options.cuda ? MakeCudaAccelerator() : MakeCpuAccelerator();
     if (accelerator == nullptr) {
       return ErrorOf(v1::REASON_USER_ERROR, "resources.device: cuda, but this worker sees no GPU or was built without "
