@@ -11,7 +11,7 @@ enum Path { kChosen = 0, kShort = 1, kWhole = 2, kStreamed = 3, kWarpgroups = 4,
 
 bool ByWarpgroups(const AttentionShape& s) {
   if (ThisCard().capability != 90 || s.q_stride != 1) return false;
-  return s.path == kChosen ? s.head_dim > 48 && s.keys >= 128 : s.path == kWarpgroups;
+  return s.path == kChosen ? s.head_dim > 48 && s.keys > 128 : s.path == kWarpgroups;
 }
 
 template <int DP>
