@@ -11,12 +11,17 @@ enum Path { kChosen = 0, kShort = 1, kWhole = 2, kStreamed = 3, kWarpgroups = 4,
 
 bool ByWarpgroups(const AttentionShape& s) {
   if (ThisCard().capability != 90 || s.q_stride != 1) return false;
-  return s.path == kChosen ? s.head_dim > 48 && s.keys > 128 : s.path == kWarpgroups;
+  return s.path == kChosen ? s.head_dim > 80 && s.head_dim <= 96 && s.keys > 128 : s.path == kWarpgroups;
+}
+
+bool ByWindows(const AttentionShape& s) {   // backward
+  if (ThisCard().capability != 90 || !attention::WarpgroupWindowFits(s)) return false;
+  return s.path == kChosen ? s.head_dim > 16 && s.keys > 48 : s.path == kWindow;
 }
 
 template <int DP>
 Path BackwardPath(const AttentionShape& s) {
-  if (ThisCard().capability == 90 && s.path == kWindow && attention::WarpgroupWindowFits(s)) return kWindow;
+  if (ByWindows(s)) return kWindow;
   if (ByWarpgroups(s)) return kWarpgroups;
   if ((s.path == kChosen ? DP > 48 || s.keys <= 64 : s.path == kShort) && attention::ShortBackwardFits<DP>(s)) return kShort;
   return (s.path == kChosen ? s.keys <= 256 : s.path == kWhole) && attention::WholeBackwardFits<DP>(s) ? kWhole : kStreamed;
