@@ -113,7 +113,7 @@ class Examination {
   void Capture() {
     const std::string backend = job_->step().sdpa_backend();
     if (!gpu_ || (mode_ != "graph_safe" && mode_ != "fused")) return Pass("capture", "mode " + mode_ + (gpu_ ? "" : " on a CPU") + " captures nothing");
-    if (mode_ == "fused") return Pass("capture", "own attention kernels, one graph");
+    if (mode_ == "fused") return Pass("capture", "own attention kernels, graphs of its own");
     if (backend == "cudnn") {
       return Warn("capture", "step.sdpa_backend cudnn makes its plans lazily, which a capture may not allow", "use step.sdpa_backend: auto, which takes one that is safe");
     }

@@ -63,8 +63,7 @@ absl::StatusOr<Plan> MakePlan(v1::JobSpec spec, int64_t batch) {
   spec.mutable_step()->set_batch_per_rank(int32_t(batch));
   PlanOptions options{.compute = ComputeTypeOf(spec.step()), .sizes_only = true};
   ASSIGN_OR_RETURN(const Geometry geometry, Geometry::From(spec.model()));
-  options.rows = RowFormat::Plain(geometry);
-  options.rows.type = WidestRows(spec.data());
+  options.rows = WidestRows(spec.data(), geometry);
   return Plan::Make(spec, options);
 }
 

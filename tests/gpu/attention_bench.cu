@@ -1,7 +1,7 @@
 // Attention kernels on a GPU: for every shape and every path that takes it, errors against the plain kernel in double on the
 // same bf16 inputs, poisoned outputs, the same bits twice; then times, all paths in turn, against the bytes that must move.
 // Prints one JSON line a shape; exit 1 if a bound is broken.
-//   attention_bench [--seed N] [--check] [--time] [--profile NAME PATH]   (neither: both; profile: one run, for ncu)
+//   attention_bench [--seed N] [--check] [--time] [--only NAME] [--path N] [--profile NAME PATH]   (neither: both; profile: one run, for ncu)
 #include <cuda_bf16.h>
 
 #include <algorithm>
@@ -20,6 +20,8 @@ using namespace hierad::kernels;
 using bf16 = __nv_bfloat16;
 
 namespace {
+
+constexpr int kPaths = 6;   // the choice, then AttentionShape::path
 
 void Check(cudaError_t e, const char* what) {
   if (e == cudaSuccess) return;
@@ -118,7 +120,7 @@ bool CheckShape(const AttentionShape& s, unsigned seed, bool shifted) {
   const auto argmax_wide = Download(argmax_d, b.n_o);
   for (void* p : {(void*)qkv_d, (void*)o_d, (void*)go_d, (void*)dqkv_d, (void*)lse_d, (void*)scratch_d, (void*)argmax_d}) cudaFree(p);
   bool all_good = true;
-  for (int path = 0; path < 4; ++path) {
+  for (int path = 0; path < kPaths; ++path) {
     if (path > 0 && !HasTensorCoreAttention(s)) break;
     b.Poison();
     b.Forward(path), b.Backward(path);
@@ -184,22 +186,27 @@ struct Case {
   int times;
 };
 
-void Time(const Case& c, unsigned seed) {
+void Time(const Case& c, unsigned seed, int first, int last) {
   Buffers b(c.s);
   Fill<<<1024, 256>>>(b.qkv, nullptr, b.n_qkv, seed);
   Fill<<<1024, 256>>>(b.go, nullptr, b.n_o, seed + 1);
   std::vector<std::function<void()>> forward, backward;
-  for (int path = 0; path < 4; ++path) {
+  for (int path = first; path <= last; ++path) {
     forward.push_back([&b, path] { b.Forward(path); });
     backward.push_back([&b, path] { b.Backward(path); });
   }
   const auto f = MediansUs(forward), g = MediansUs(backward);
   Check(cudaDeviceSynchronize(), "run");
   const double work = 4.0 * double(c.s.units()) * c.s.queries() * c.s.keys * c.s.head_dim;
-  std::printf("{\"time\": \"%s\", \"times\": %d, \"forward_us\": [%.1f, %.1f, %.1f, %.1f], \"backward_us\": [%.1f, %.1f, %.1f, %.1f], "
-              "\"floor_us\": [%.1f, %.1f], \"tflops\": [%.0f, %.0f]}\n",
-              c.name, c.times, f[0], f[1], f[2], f[3], g[0], g[1], g[2], g[3], 2e-6 * double(b.n_qkv + b.n_o) / 4.2,
-              2e-6 * double(2 * b.n_qkv + 2 * b.n_o) / 4.2, work / f[0] / 1e6, 2.5 * work / g[0] / 1e6);
+  const auto list = [](const std::vector<double>& us) {
+    std::string text;
+    char number[32];
+    for (double u : us) std::snprintf(number, sizeof number, "%s%.1f", text.empty() ? "" : ", ", u), text += number;
+    return text;
+  };
+  std::printf("{\"time\": \"%s\", \"times\": %d, \"forward_us\": [%s], \"backward_us\": [%s], \"floor_us\": [%.1f, %.1f], \"tflops\": [%.0f, %.0f]}\n",
+              c.name, c.times, list(f).c_str(), list(g).c_str(), 2e-6 * double(b.n_qkv + b.n_o) / 4.2, 2e-6 * double(2 * b.n_qkv + 2 * b.n_o) / 4.2,
+              work / f[0] / 1e6, 2.5 * work / g[0] / 1e6);
   std::fflush(stdout);
 }
 
@@ -227,18 +234,25 @@ const Case kCases[] = {
     {"64 h2 d72", {64, 19, 64, 1, 2, 72}, 2}, {"16 h4 d72", {64, 19, 16, 1, 4, 72}, 5}, {"76 h8 d72", {64, 1, 76, 1, 8, 72}, 35},
     {"76 h16 d72", {64, 1, 76, 1, 16, 72}, 4},
     // video
-    {"156 h4 d96", {16, 1, 156, 1, 4, 96}, 15}, {"1568 h16 d32", {8, 1, 1568, 1, 16, 32}, 8}};
+    {"156 h4 d96", {16, 1, 156, 1, 4, 96}, 15}, {"1568 h16 d32", {8, 1, 1568, 1, 16, 32}, 8},
+    // other long windows: Large with q_pool 1, and widths between
+    {"304 h8 d72", {64, 1, 304, 1, 8, 72}, 35}, {"304 h8 d64", {64, 1, 304, 1, 8, 64}, 1}, {"304 h8 d56", {64, 1, 304, 1, 8, 56}, 1},
+    {"132 h8 d96", {64, 1, 132, 1, 8, 96}, 1}};
 
 }  // namespace
 
 int main(int argc, char** argv) {
   unsigned seed = std::random_device{}();
   bool check = false, time = false;
+  int first = 0, last = kPaths - 1;
+  std::string only;   // cases whose name has it
   for (int i = 1; i < argc; ++i) {
     const std::string arg = argv[i];
     if (arg == "--seed" && i + 1 < argc) seed = unsigned(std::strtoul(argv[++i], nullptr, 10));
     if (arg == "--check") check = true;
     if (arg == "--time") time = true;
+    if (arg == "--only" && i + 1 < argc) only = argv[++i];
+    if (arg == "--path" && i + 1 < argc) first = last = std::atoi(argv[++i]);
     if (arg == "--profile" && i + 2 < argc) {
       for (const Case& c : kCases) {
         if (std::strcmp(c.name, argv[i + 1]) != 0) continue;
@@ -259,7 +273,9 @@ int main(int argc, char** argv) {
     for (const AttentionShape& s : kShapes) good = (s.keys > 600 || CheckShape(s, seed, true)) && good;
   }
   if (time) {
-    for (const Case& c : kCases) Time(c, seed);
+    for (const Case& c : kCases) {
+      if (std::strstr(c.name, only.c_str()) != nullptr) Time(c, seed, first, last);
+    }
   }
   return good ? 0 : 1;
 }

@@ -2,18 +2,43 @@
 // plain one elsewhere. The choice among the first is by measurement (docs/performance.md, Attention).
 #include "worker/kernels/attention.h"
 
-#include "worker/kernels/attention_device.cuh"
+#include "worker/kernels/attention_warpgroup.cuh"
 
 namespace hierad::kernels {
 namespace {
 
+enum Path { kChosen = 0, kShort = 1, kWhole = 2, kStreamed = 3, kWarpgroups = 4, kWindow = 5 };   // as AttentionShape::path
+
+bool ByWarpgroups(const AttentionShape& s) {
+  if (ThisCard().capability != 90 || s.q_stride != 1) return false;
+  return s.path == kChosen ? s.head_dim > 80 && s.head_dim <= 96 && s.keys > 128 : s.path == kWarpgroups;
+}
+
+bool ByWindows(const AttentionShape& s) {   // backward
+  if (ThisCard().capability != 90 || !attention::WarpgroupWindowFits(s)) return false;
+  return s.path == kChosen ? s.head_dim > 16 && s.keys > 48 : s.path == kWindow;
+}
+
+template <int DP>
+Path BackwardPath(const AttentionShape& s) {
+  if (ByWindows(s)) return kWindow;
+  if (ByWarpgroups(s)) return kWarpgroups;
+  if ((s.path == kChosen ? DP > 48 || s.keys <= 64 : s.path == kShort) && attention::ShortBackwardFits<DP>(s)) return kShort;
+  return (s.path == kChosen ? s.keys <= 256 : s.path == kWhole) && attention::WholeBackwardFits<DP>(s) ? kWhole : kStreamed;
+}
+
 template <int DP, typename T>
 cudaError_t Backward(const AttentionShape& s, const attention::BackwardArgs<T>& args, cudaStream_t stream) {
-  const bool fits_short = attention::ShortBackwardFits<DP>(s), fits_whole = attention::WholeBackwardFits<DP>(s);
-  const bool is_short = s.path == 0 ? DP > 48 || s.keys <= 64 : s.path == 1;
-  if (is_short && fits_short) return attention::LaunchShortBackward<DP>(s, args, stream);
-  const bool is_whole = s.path == 0 ? s.keys <= 256 : s.path == 2;
-  return attention::LaunchTwoPassBackward<DP>(s, is_whole && fits_whole, args, stream);
+  const Path path = BackwardPath<DP>(s);
+  if (path == kWindow) return attention::LaunchWarpgroupWindow(s, args, stream);
+  if (path == kWarpgroups) return attention::LaunchWarpgroupBackward<attention::PanelColumns(DP)>(s, args, stream);
+  return path == kShort ? attention::LaunchShortBackward<DP>(s, args, stream) : attention::LaunchTwoPassBackward<DP>(s, path == kWhole, args, stream);
+}
+
+template <int DP, typename T>
+cudaError_t Forward(const AttentionShape& s, const attention::ForwardArgs<T>& args, cudaStream_t stream) {
+  if (ByWarpgroups(s)) return attention::LaunchWarpgroupForward<attention::PanelColumns(DP)>(s, args, stream);
+  return attention::LaunchForward<DP>(s, args, stream);
 }
 
 template <typename T>
@@ -21,7 +46,7 @@ cudaError_t TensorCoreForward(const AttentionShape& shape, const T* qkv, T* o, f
   if (!HasTensorCoreAttention(shape)) return PlainAttentionForward(shape, qkv, o, lse, argmax, stream);
   const attention::ForwardArgs<T> args{qkv, o, lse, argmax};
   switch ((shape.head_dim + 15) / 16 * 16) {
-#define HIERAD_CASE(DP) case DP: return attention::LaunchForward<DP>(shape, args, stream);
+#define HIERAD_CASE(DP) case DP: return Forward<DP>(shape, args, stream);
     HIERAD_EACH_HEAD_DIM(HIERAD_CASE)
 #undef HIERAD_CASE
     default: return cudaErrorInvalidValue;

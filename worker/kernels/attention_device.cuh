@@ -26,9 +26,9 @@ struct Unit {
   __device__ Unit(const AttentionShape& s, int64_t unit)
       : keys(s.keys), queries(s.queries()), head_dim(s.head_dim), width(s.heads * s.head_dim), qkv_stride(3 * s.windows * width),
         out_stride(s.windows * width) {
-    const int h = int(unit % s.heads);
-    const int64_t rest = unit / s.heads, b = rest / s.windows;
-    const int w = int(rest % s.windows);
+    const unsigned at = unsigned(unit), rest = at / unsigned(s.heads);   // there are fewer than 2^31: one has a block of a launch at least
+    const int h = int(at - rest * unsigned(s.heads)), w = int(rest % unsigned(s.windows));
+    const int64_t b = rest / unsigned(s.windows);
     qkv = b * keys * qkv_stride + 3 * w * width + h * head_dim;
     out = b * queries * out_stride + w * width + h * head_dim;
     lse = ((b * s.heads + h) * s.windows + w) * queries;
@@ -250,7 +250,18 @@ template <int DP>
 bool WholeBackwardFits(const AttentionShape& shape);
 template <int DP, typename T>
 cudaError_t LaunchTwoPassBackward(const AttentionShape& shape, bool whole, const BackwardArgs<T>& args, cudaStream_t stream);
+// By warpgroups, sm_90 alone, without pooling; DP a multiple of 32 up to 128.
+template <int DP, typename T>
+cudaError_t LaunchWarpgroupForward(const AttentionShape& shape, const ForwardArgs<T>& args, cudaStream_t stream);
+template <int DP, typename T>
+cudaError_t LaunchWarpgroupBackward(const AttentionShape& shape, const BackwardArgs<T>& args, cudaStream_t stream);
 
+// Backward in one pass, for windows that fit whole.
+bool WarpgroupWindowFits(const AttentionShape& shape);
+template <typename T>
+cudaError_t LaunchWarpgroupWindow(const AttentionShape& shape, const BackwardArgs<T>& args, cudaStream_t stream);
+
+#define HIERAD_EACH_PANEL_WIDTH(X) X(32) X(64) X(96) X(128)
 #define HIERAD_EACH_HEAD_DIM(X) X(16) X(32) X(48) X(64) X(80) X(96) X(112) X(128)
 
 }  // namespace hierad::kernels::attention

@@ -4,7 +4,7 @@
 // through two buffers, the next tile of keys under way while one is worked on.
 #include <algorithm>
 
-#include "worker/kernels/attention_device.cuh"
+#include "worker/kernels/attention_softmax.cuh"
 
 namespace hierad::kernels::attention {
 namespace {
@@ -17,15 +17,13 @@ __host__ __device__ constexpr int StreamedRegisters(int dp) { return dp <= 32 ? 
 template <typename T, int DP, int kTiles, bool kHold>
 struct ForwardRows {
   static constexpr int kStride = DP + kPad;
-  float o[kTiles][DP / 8][4] = {};
-  float peak[kTiles][2], sum[kTiles][2];   // the peak in units of log2, of scaled scores; scores may lie a little above it
+  RunningSoftmax<T, DP> state[kTiles];
   uint32_t held[kHold ? kTiles : 1][kHold ? DP / 16 : 1][4];
   const T* q;
 
   __device__ explicit ForwardRows(const T* queries) : q(queries) {
 #pragma unroll
     for (int m = 0; m < kTiles; ++m) {
-      peak[m][0] = peak[m][1] = -INFINITY, sum[m][0] = sum[m][1] = 0;
       if constexpr (kHold) {
 #pragma unroll
         for (int kc = 0; kc < DP / 16; ++kc) LoadA(held[m][kc], q + m * 16 * kStride + kc * 16, kStride);
@@ -66,83 +64,28 @@ struct ForwardRows {
       }
     }
 #pragma unroll
-    for (int m = 0; m < kTiles; ++m) Softmax<kPairs, kMask>(m, s[m], valid, scale);
+    for (int m = 0; m < kTiles; ++m) state[m].template Weights<kPairs, kMask>(s[m], valid, scale);
 #pragma unroll
     for (int p = 0; p < kPairs; ++p) {
       uint32_t a[kTiles][4];
 #pragma unroll
-      for (int m = 0; m < kTiles; ++m) {
-#pragma unroll
-        for (int i = 0; i < 4; ++i) a[m][i] = PackPair<T>(s[m][2 * p + (i >> 1)][(i & 1) * 2], s[m][2 * p + (i >> 1)][(i & 1) * 2 + 1]);
-      }
+      for (int m = 0; m < kTiles; ++m) PackRows<T>(a[m], s[m], p);
 #pragma unroll
       for (int n = 0; n < DP / 16; ++n) {
         uint32_t b[4];
         LoadBTransposed(b, v + p * 16 * kStride + n * 16, kStride);
 #pragma unroll
         for (int m = 0; m < kTiles; ++m) {
-          Mma<T>(o[m][2 * n], a[m], b[0], b[1]);
-          Mma<T>(o[m][2 * n + 1], a[m], b[2], b[3]);
+          Mma<T>(state[m].o[2 * n], a[m], b[0], b[1]);
+          Mma<T>(state[m].o[2 * n + 1], a[m], b[2], b[3]);
         }
       }
     }
   }
 
-  // Scores to weights.
-  template <int kPairs, bool kMask>
-  __device__ void Softmax(int m, float (&s)[2 * kPairs][4], int valid, float scale) {
-    const int t = threadIdx.x & 3;
-    float top[2] = {-INFINITY, -INFINITY};
-#pragma unroll
-    for (int n = 0; n < 2 * kPairs; ++n) {
-#pragma unroll
-      for (int e = 0; e < 4; ++e) {
-        if (kMask && n * 8 + 2 * t + (e & 1) >= valid) s[n][e] = -INFINITY;
-        top[e >> 1] = fmaxf(top[e >> 1], s[n][e]);
-      }
-    }
-    // A weight may grow to 2^kSlack before the peak is raised: its relative precision is the same, and most steps pass
-    // without a look at the other lanes and without touching o.
-    constexpr float kSlack = 8;
-    const bool raise = top[0] * scale > peak[m][0] + kSlack || top[1] * scale > peak[m][1] + kSlack;
-    if (__any_sync(~0u, raise)) Raise(m, top, scale);
-#pragma unroll
-    for (int n = 0; n < 2 * kPairs; ++n) {
-#pragma unroll
-      for (int e = 0; e < 4; ++e) {
-        s[n][e] = FastExp2(fmaf(s[n][e], scale, -peak[m][e >> 1]));
-        sum[m][e >> 1] += s[n][e];
-      }
-    }
-  }
-
-  __device__ void Raise(int m, float (&top)[2], float scale) {
-#pragma unroll
-    for (int r = 0; r < 2; ++r) {
-      top[r] = fmaxf(top[r], __shfl_xor_sync(~0u, top[r], 1));
-      top[r] = fmaxf(top[r], __shfl_xor_sync(~0u, top[r], 2));
-      const float next = fmaxf(peak[m][r], top[r] * scale);
-      const float shrink = FastExp2(peak[m][r] - next);
-      peak[m][r] = next;
-      sum[m][r] *= shrink;
-#pragma unroll
-      for (int n = 0; n < DP / 8; ++n) o[m][n][2 * r] *= shrink, o[m][n][2 * r + 1] *= shrink;
-    }
-  }
-
   __device__ void Store(const Unit& u, int first, T* out, float* lse) {
-    const int g = (threadIdx.x & 31) >> 2, t = threadIdx.x & 3;
 #pragma unroll
-    for (int m = 0; m < kTiles; ++m) {
-#pragma unroll
-      for (int r = 0; r < 2; ++r) {
-        sum[m][r] += __shfl_xor_sync(~0u, sum[m][r], 1);
-        sum[m][r] += __shfl_xor_sync(~0u, sum[m][r], 2);
-        const int row = first + m * 16 + g + r * 8;
-        if (t == 0 && row < u.queries) lse[u.Lse(row)] = (peak[m][r] + log2f(sum[m][r])) / kLog2E;
-      }
-      StoreRows<DP>(u, o[m], 1.0f / sum[m][0], 1.0f / sum[m][1], -1, first + m * 16, out);
-    }
+    for (int m = 0; m < kTiles; ++m) state[m].Store(u, first + m * 16, out, lse);
   }
 };
 
