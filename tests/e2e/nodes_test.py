@@ -84,7 +84,7 @@ class Node:
             self.relay = Relay(os.path.join(owner.folder, name + ".sock"), owner.server[len("unix:"):])
             server = "unix:" + self.relay.path
         self.command = [*prefix, os.path.join(BIN, "hierad-agent"), "--server", server, "--node", name,
-                        "--state", self.state, "--cpu-slots", str(slots), "--gpus", "none"]
+                        "--state", self.state, "--cpu-slots", str(slots), "--gpus", "none", "--root-ranks", "allow"]
         if certificates:
             self.command += ["--certificates", f"{certificates}/agent-{name}", "--worker-certificates", f"{certificates}/worker-all"]
         with open(self.log, "a") as log:
@@ -242,6 +242,30 @@ class NodesTest(unittest.TestCase):
             c.nodes[name].kill()
         self.assertEqual(across, self.alone(c))
         print("ran: a gang over TLS, " + ("two network namespaces" if made else "two processes"), file=sys.stderr)
+
+    def test_logs_of_a_node_without_shared_storage_come_from_its_agent(self):
+        if subprocess.run(["unshare", "--mount", "mount", "-t", "tmpfs", "tmpfs", "/mnt"], capture_output=True).returncode != 0:
+            self.skipTest("no mounts are allowed here")
+        c = self.start()
+        runs = os.path.join(c.state, "runs")
+        os.makedirs(runs, exist_ok=True)
+        # The agent and its ranks see another, empty folder where hierad has its runs.
+        c.add("far", prefix=("unshare", "--mount", "sh", "-c", f'mount -t tmpfs tmpfs {runs} && exec "$0" "$@"'))
+        job_id = c.submit(steps=1500, ranks=1)
+        c.wait_state(job_id, "RUNNING")
+        self.assertFalse(os.path.exists(os.path.join(c.run_folder(job_id), "rank-0.log")))
+        followed = subprocess.run([os.path.join(BIN, "hierctl"), "logs", str(job_id), "--follow"], capture_output=True, text=True, timeout=300,
+                                  env={**os.environ, "HIERAD_SERVER": c.server}, stdin=subprocess.DEVNULL)
+        self.assertEqual(followed.returncode, 0, followed.stderr)
+        whole = c.ctl("logs", job_id)
+        self.assertEqual(whole.returncode, 0, whole.stderr)
+        self.assertIn(f"---- job {job_id}, attempt 1, rank 0", whole.stdout)
+        self.assertIn("end (REASON_COMPLETED)", whole.stdout)
+        self.assertEqual(followed.stdout, whole.stdout)
+        self.assertEqual(c.ctl("logs", job_id, "--tail", "2").stdout.splitlines(), whole.stdout.splitlines()[-2:])
+        c.nodes["far"].kill()
+        gone = cluster.wait_for(lambda: (result := c.ctl("logs", job_id)).returncode != 0 and result, "the node is missed")
+        self.assertIn("far", gone.stderr)
 
     def test_an_agent_that_loses_hierad_keeps_its_ranks(self):
         c = self.start(node_lost_after=20)
