@@ -115,6 +115,7 @@ class Coordinator {
   static constexpr std::chrono::nanoseconds kPeersGrace = std::chrono::seconds(5);      // for the rest of a broken gang
   static constexpr std::chrono::nanoseconds kLastWordWait = std::chrono::seconds(2);    // for a dead worker's last message
   static constexpr std::chrono::nanoseconds kGpuFaultCounts = std::chrono::seconds(30);  // from a fault of a GPU to an end that it explains
+  static constexpr std::chrono::nanoseconds kGpuFaultBurst = std::chrono::seconds(2);    // of which the first fault is the cause
   static constexpr std::chrono::nanoseconds kRecentJobs = std::chrono::minutes(10);     // an ended job stays in memory
   static constexpr size_t kRecentJobsMax = 64;
   static constexpr std::chrono::nanoseconds kLogWait = std::chrono::seconds(10);        // for a piece of a log

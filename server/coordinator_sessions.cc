@@ -194,10 +194,10 @@ void Coordinator::TakeGpuFaults(const Node& node, const v1::AgentReport& report)
       for (size_t r = 0; r < job->ranks.size(); ++r) {
         RankLive& live = job->ranks[r];
         const RankRow& row = job->row.ranks[r];
-        if (row.node != node.name || row.slot.id() != fault.slot_id() || at <= live.gpu_fault_at || at < job->begun_at) continue;
-        const std::string words = absl::StrCat("GPU ", row.slot.id(), " on ", node.name, " had ", GpuFaultWords(fault.double_bit_ecc(), fault.xid()));
-        if (words != live.gpu_fault) spdlog::error("job {} rank {}: {}", id, r, words);
-        live.gpu_fault = words;
+        if (row.node != node.name || row.slot.id() != fault.slot_id() || at < job->begun_at) continue;
+        if (!live.gpu_fault.empty() && at <= live.gpu_fault_at + kGpuFaultBurst) continue;   // said again, or what followed from the first
+        live.gpu_fault = absl::StrCat("GPU ", row.slot.id(), " on ", node.name, " had ", GpuFaultWords(fault.double_bit_ecc(), fault.xid()));
+        spdlog::error("job {} rank {}: {}", id, r, live.gpu_fault);
         live.gpu_fault_at = at;
         ++job->version;
         BlameGpu(job);

@@ -360,6 +360,7 @@ TEST_F(GpuFaultTest, ADeathShortlyAfterIsOfItsClassAndSaysWhatToDo) {
   Begin();
   Fault("gpu-1", 79);
   EXPECT_EQ(Get(id_).state(), v1::RUNNING);
+  Fault("gpu-1", 45);   // what follows from the first
   Crash(1);
   const v1::Job job = Get(id_);
   EXPECT_EQ(job.reason(), v1::REASON_GPU_FAULT);
