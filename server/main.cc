@@ -79,10 +79,6 @@ absl::Status Serve(const ServerConfig& config, const sigset_t& stop_signals, con
   options.runs_folder = config.runs_folder;
   options.account_for = [rights = RightsOf(config)](const std::string& submitter) { return AccountFor(rights, submitter); };
   options.allowed_roots = AllowedRoots(config);
-  if (geteuid() == 0 && config.worker_user.empty() && config.root_ranks == "refuse" && config.access == "owner" && config.tcp.empty()) {
-    spdlog::warn("no job can run: ranks do not run as root, and only root may submit here (access: owner); set root_ranks: allow (in a container or on "
-                 "a machine of your own), or worker_user, or access: docs/operations.md, \"Whose account ranks run as\"");
-  }
   ASSIGN_OR_RETURN(const std::unique_ptr<History> history, History::Open(JoinPath(config.state_folder, "history")));
   options.history = history.get();
   const auto seconds = [](double s) { return std::chrono::milliseconds(static_cast<int64_t>(s * 1000)); };
@@ -103,6 +99,10 @@ absl::Status Serve(const ServerConfig& config, const sigset_t& stop_signals, con
   if (!rpc.ok()) {
     end_loop();
     return rpc.status();
+  }
+  if (geteuid() == 0 && config.worker_user.empty() && config.root_ranks == "refuse" && config.access == "owner" && config.tcp.empty()) {
+    spdlog::warn("no job can run: ranks do not run as root, and only root may submit here (access: owner); set root_ranks: allow (in a container or on "
+                 "a machine of your own), or worker_user, or access: docs/operations.md, \"Whose account ranks run as\"");
   }
   std::unique_ptr<LocalAgent> agent;
   if (config.agent == "auto") {
