@@ -233,12 +233,12 @@ class Validator {
                                          ", the most allowed");
     }
     const std::string& backend = spec_.step().sdpa_backend();
-    if (spec_.resources().device() == "cpu" && (backend == "cudnn" || backend == "mem_efficient")) {
+    if (!UsesGpu(spec_) && (backend == "cudnn" || backend == "mem_efficient")) {
       Problem("step.sdpa_backend", backend + " needs a GPU; resources.device is cpu; use auto or math");
     }
     CheckFusedOnly();
     CheckLossScale();
-    if (spec_.step().tf32() && spec_.resources().device() == "cpu") {
+    if (spec_.step().tf32() && !UsesGpu(spec_)) {
       Problem("step.tf32", "true needs a GPU; resources.device is cpu; set it to false");
     }
   }
@@ -264,9 +264,9 @@ class Validator {
     if (step.shard_optimizer() && spec_.optimizer().name() == "muon") {
       Problem("step.shard_optimizer", "true is for optimizer.name adamw; muon's matrices are not cut: it shares out their products among the ranks by itself");
     }
-    if (ResolvedMode(step, spec_.resources().device() == "cuda") == "fused") return;
-    const std::string only = " is for step.mode fused; the mode is " +
-                             (step.mode().empty() || step.mode() == "auto" ? "auto, which is fused with resources.device: cuda" : step.mode());
+    const std::string mode = ResolvedMode(step, UsesGpu(spec_));
+    if (mode == "fused") return;
+    const std::string only = " is for step.mode fused; the mode is " + mode + (step.mode().empty() || step.mode() == "auto" ? ", to which auto comes here" : "");
     if (step.reduce_dtype() == "bf16") Problem("step.reduce_dtype", "bf16" + only);
     if (step.checkpoint_stages_size() > 0) Problem("step.checkpoint_stages", "it" + only);
     if (step.checkpoint_decoder()) Problem("step.checkpoint_decoder", "true" + only);
@@ -299,6 +299,11 @@ std::string ResolvedMode(const v1::StepSpec& step, bool gpu) {
   if (!gpu) return "optimized";
   const bool any_attention = step.sdpa_backend().empty() || step.sdpa_backend() == "auto";
   return any_attention && !step.tf32() ? "fused" : "graph_safe";
+}
+
+bool UsesGpu(const v1::JobSpec& spec, bool there_is_one) {
+  const std::string& device = spec.resources().device();
+  return device == "cuda" || (device != "cpu" && there_is_one);
 }
 
 double PeakLr(const v1::JobSpec& spec) {

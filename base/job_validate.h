@@ -25,5 +25,8 @@ double PeakLr(const v1::JobSpec& spec);
 // step.mode, or what auto stands for: on a GPU fused, or graph_safe where tf32 or sdpa_backend ask for what fused has not;
 // on a CPU optimized.
 std::string ResolvedMode(const v1::StepSpec& step, bool gpu);
+// Whether the job's ranks use a GPU, where there is one or there is none (resources.device auto). What is said of a job on any machine
+// (its rules, its plan) is said for a machine with one.
+bool UsesGpu(const v1::JobSpec& spec, bool there_is_one = true);
 
 }  // namespace hierad

@@ -146,8 +146,10 @@ TEST(JobValidate, WhatOnlyFusedDoesNeedsFused) {
   std::vector<std::string> fused = keys;
   fused.push_back("step.mode=fused");
   EXPECT_THAT(Problems(fused), ElementsAre());
-  EXPECT_THAT(Problems(keys), ElementsAre(HasSubstr("step.reduce_dtype: bf16 is for step.mode fused; the mode is auto"),
-                                          HasSubstr("step.checkpoint_stages: "), HasSubstr("step.checkpoint_decoder: "), HasSubstr("step.shard_optimizer: ")));
+  std::vector<std::string> on_cpu = keys;
+  on_cpu.push_back("resources.device=cpu");
+  EXPECT_THAT(Problems(on_cpu), ElementsAre(HasSubstr("step.reduce_dtype: bf16 is for step.mode fused; the mode is optimized, to which auto comes here"),
+                                            HasSubstr("step.checkpoint_stages: "), HasSubstr("step.checkpoint_decoder: "), HasSubstr("step.shard_optimizer: ")));
   EXPECT_THAT(Problems({"step.mode=fused", "step.shard_optimizer=true", "optimizer.name=muon"}), ElementsAre(HasSubstr("step.shard_optimizer: true is for optimizer.name adamw")));
   EXPECT_THAT(Problems({"step.mode=fused", "step.checkpoint_stages=[5]"}), ElementsAre(HasSubstr("step.checkpoint_stages: 5; the model has stages 1 to 4")));
 }
@@ -159,7 +161,16 @@ TEST(JobValidate, AutoIsTheFastestModeThatDoesAllThatIsAsked) {
   EXPECT_EQ(ResolvedMode(Job({"step.tf32=true"}).step(), true), "graph_safe");
   EXPECT_EQ(ResolvedMode(Job({"step.sdpa_backend=math"}).step(), true), "graph_safe");
   for (const bool gpu : {false, true}) EXPECT_EQ(ResolvedMode(Job({"step.mode=eager"}).step(), gpu), "eager");
-  EXPECT_THAT(Problems({"step.checkpoint_decoder=true", "resources.device=cuda"}), ElementsAre());
+  // The same as the plan says: where there is a GPU, device auto is one.
+  for (const char* device : {"cuda", "auto"}) {
+    EXPECT_THAT(Problems({"step.checkpoint_decoder=true", std::string("resources.device=") + device}), ElementsAre()) << device;
+  }
+  EXPECT_THAT(Problems({"step.checkpoint_decoder=true", "resources.device=cpu"}),
+              ElementsAre(HasSubstr("step.checkpoint_decoder: true is for step.mode fused; the mode is optimized, to which auto comes here")));
+  EXPECT_TRUE(UsesGpu(Job({"resources.device=auto"})));
+  EXPECT_FALSE(UsesGpu(Job({"resources.device=auto"}), /*there_is_one=*/false));
+  EXPECT_TRUE(UsesGpu(Job({"resources.device=cuda"}), false));
+  EXPECT_FALSE(UsesGpu(Job({"resources.device=cpu"}), true));
   EXPECT_THAT(Problems({"step.checkpoint_decoder=true", "resources.device=cuda", "step.tf32=true"}),
               ElementsAre(HasSubstr("step.checkpoint_decoder: true is for step.mode fused")));
 }

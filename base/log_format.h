@@ -24,6 +24,12 @@ namespace hierad {
 
 inline constexpr char kLogFormatVariable[] = "HIERAD_LOG_FORMAT";
 
+// debug, info, warn or error; any other word, of a newer hierad, changes nothing.
+inline void SetLogLevel(const std::string& word) {
+  if (word != "debug" && word != "info" && word != "warn" && word != "error") return;
+  spdlog::set_level(spdlog::level::from_str(word));
+}
+
 class LogLine : public spdlog::formatter {
  public:
   // Numbers that stand in every line, by name.

@@ -172,8 +172,9 @@ void AddWishes(CLI::App& app, Flags* f) {
   checkpoint->add_flag("--no-wait", f->no_wait, "Ask for it, do not wait until it is there");
   checkpoint->add_option("--timeout", f->checkpoint.timeout_s, "Wait so many seconds at most (exit code 101)")
       ->type_name("S")->check(CLI::Range(0.001, 1e8))->capture_default_str();
-  CLI::App* set = JobCommand(app, f, "set", "Change a job that lives: lr=VALUE, the peak learning rate, from its next step on");
-  set->add_option("changes", f->changes, "lr=VALUE")->required()->type_name("KEY=VALUE");
+  CLI::App* set = JobCommand(app, f, "set", "Change a job that lives: lr=VALUE, the peak learning rate, from its next step on; log_level=debug, info, warn or error, of its ranks, at once");
+  set->add_option("changes", f->changes, "lr=VALUE, log_level=LEVEL")->required()
+      ->type_name("KEY=VALUE:{lr=,log_level=debug,log_level=info,log_level=warn,log_level=error}");
   CLI::App* gc = Command(app, "gc", "Remove the checkpoints of jobs that ended long ago; exported weights, metrics and logs stay");
   gc->add_flag("--dry-run", f->garbage.dry_run, "Only show what would go");
   gc->add_option("--older-than", f->garbage.older_than_days, "Only jobs that ended so many days ago")

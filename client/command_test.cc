@@ -69,6 +69,20 @@ class FakeControl : public v1::ControlService::Service {
   grpc::Status Cancel(grpc::ServerContext*, const v1::CancelRequest* request, v1::Job* reply) override {
     return Find(request->job_id(), reply);
   }
+  grpc::Status SetLr(grpc::ServerContext*, const v1::SetLrRequest* request, v1::Job* reply) override {
+    {
+      std::lock_guard lock(mutex);
+      for (v1::Job& job : jobs) job.mutable_spec()->mutable_optimizer()->set_lr(request->lr());
+    }
+    return Find(request->job_id(), reply);
+  }
+  grpc::Status SetLogLevel(grpc::ServerContext*, const v1::SetLogLevelRequest* request, v1::Job* reply) override {
+    {
+      std::lock_guard lock(mutex);
+      for (v1::Job& job : jobs) job.mutable_spec()->mutable_output()->set_log_level(request->level());
+    }
+    return Find(request->job_id(), reply);
+  }
   grpc::Status Watch(grpc::ServerContext* context, const v1::WatchRequest* request, grpc::ServerWriter<v1::WatchReply>* writer) override {
     std::vector<v1::WatchReply> replies;
     grpc::Status status = grpc::Status::OK;
@@ -377,6 +391,22 @@ TEST_F(CommandTest, TheExitCodeIsTheJobsEnd) {
   EXPECT_EQ(Run({"wait", "1", "3", "2"}), kExitCancelled) << "the first that did not succeed";
   EXPECT_EQ(Run({"wait", "1", "2", "-o", "json"}), kExitFailed);
   EXPECT_EQ(json()["jobs"][1]["reason"], "CUDA_OOM");
+}
+
+TEST_F(CommandTest, SetChangesTheRateAndTheLogLevel) {
+  control_.jobs = {MakeJob(3, v1::RUNNING)};
+  Serve();
+  EXPECT_EQ(Run({"set", "3", "lr=2e-4", "log_level=debug"}), kExitOk) << err();
+  EXPECT_THAT(out(), HasSubstr("job 3 has the peak rate 0.0002 from its next step on, and logs lines of level debug and above"));
+  EXPECT_EQ(Run({"describe", "3"}), kExitOk);
+  EXPECT_THAT(out(), testing::ContainsRegex("log level +debug"));
+  EXPECT_EQ(Run({"set", "3", "output.log_level=warn", "-o", "json"}), kExitOk);
+  EXPECT_THAT(out(), testing::ContainsRegex("\"log_level\": ?\"warn\""));
+  for (const char* wrong : {"log_level", "log_level=", "log_levl=debug", "lr=x"}) EXPECT_EQ(Run({"set", "3", wrong}), kExitUsage) << wrong;
+  EXPECT_EQ(Run({"completion", "bash"}), kExitOk);
+  EXPECT_THAT(out(), HasSubstr("log_level=debug"));
+  EXPECT_EQ(Run({"man"}), kExitOk);
+  EXPECT_THAT(out(), HasSubstr("log_level=debug, info, warn or error"));
 }
 
 TEST_F(CommandTest, SubmitAndFollow) {

@@ -62,7 +62,7 @@ int Cancel(uint64_t job_id, bool now, const Context& context);
 int Pause(uint64_t job_id, const Context& context);
 int Resume(uint64_t job_id, const Context& context);
 int MakeCheckpoint(uint64_t job_id, const CheckpointOptions& options, const Context& context);
-int SetKeys(uint64_t job_id, const std::vector<std::string>& assignments, const Context& context);   // "lr=3e-4"
+int SetKeys(uint64_t job_id, const std::vector<std::string>& assignments, const Context& context);   // "lr=3e-4", "log_level=debug"
 int DrainNode(const std::string& node, bool drained, const Context& context);
 int CollectGarbage(const GarbageOptions& options, const Context& context);
 

@@ -30,8 +30,7 @@ std::string NcclText(int version) { return std::to_string(version / 10000) + "."
 class Examination {
  public:
   Examination(const DoctorFigures& figures, const v1::JobSpec* job) : f_(figures), job_(job) {
-    gpu_ = job == nullptr ? !f_.gpus.cards.empty()
-                          : job->resources().device() == "cuda" || (job->resources().device() == "auto" && !f_.gpus.cards.empty());
+    gpu_ = job == nullptr ? !f_.gpus.cards.empty() : UsesGpu(*job, !f_.gpus.cards.empty());
     if (job == nullptr) return;
     mode_ = ResolvedMode(job->step(), gpu_);
     v1::JobSpec resolved = *job;
@@ -114,7 +113,7 @@ class Examination {
   void Capture() {
     const std::string backend = job_->step().sdpa_backend();
     if (!gpu_ || (mode_ != "graph_safe" && mode_ != "fused")) return Pass("capture", "mode " + mode_ + (gpu_ ? "" : " on a CPU") + " captures nothing");
-    if (mode_ == "fused") return Pass("capture", "own attention kernels, one graph");
+    if (mode_ == "fused") return Pass("capture", "own attention kernels, graphs of its own");
     if (backend == "cudnn") {
       return Warn("capture", "step.sdpa_backend cudnn makes its plans lazily, which a capture may not allow", "use step.sdpa_backend: auto, which takes one that is safe");
     }

@@ -222,6 +222,7 @@ std::string JobDetails(const v1::Job& job, const std::vector<v1::CheckpointInfo>
   if (job.finished_ms() > 0) line("finished", LocalTime(job.finished_ms()));
   if (job.retry_at_ms() > 0 && job.state() == v1::QUEUED) line("tries again", LocalTime(job.retry_at_ms()));
   line("data", DataText(spec));
+  line("log level", spec.output().log_level().empty() ? "info" : Name(spec.output().log_level()));
   line("run folder", Name(job.run_folder()));
   AddCheckpoints(checkpoints, line);
   if (job.ranks_size() > 0) text += "\n" + RankTable(job, context) + DataTable(job);

@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <charconv>
 #include <cmath>
+#include <optional>
 
 #include "base/text.h"
 #include "client/commands.h"
@@ -25,19 +26,32 @@ int AskJob(uint64_t job_id, Request request, Method method, const Context& conte
   return kExitOk;
 }
 
-absl::StatusOr<double> ParseRate(const std::string& assignment) {
-  const size_t equals = assignment.find('=');
-  const std::string key = assignment.substr(0, equals);
-  if (equals == std::string::npos || (key != "lr" && key != "optimizer.lr")) {
-    return absl::InvalidArgumentError("\"" + Printable(assignment, 80) + "\" cannot be changed in a job that lives; lr=VALUE can (the peak rate)");
+struct Changes {
+  std::optional<double> rate;
+  std::string log_level;   // empty: as it is
+};
+
+absl::StatusOr<Changes> ParseChanges(const std::vector<std::string>& assignments) {
+  Changes changes;
+  for (const std::string& assignment : assignments) {
+    const size_t equals = assignment.find('=');
+    const std::string key = assignment.substr(0, equals), text = equals == std::string::npos ? "" : assignment.substr(equals + 1);
+    if (key == "log_level" || key == "output.log_level") {
+      if (text.empty()) return absl::InvalidArgumentError("log_level= needs debug, info, warn or error");
+      changes.log_level = text;
+    } else if (key == "lr" || key == "optimizer.lr") {
+      double value = 0;
+      const auto parsed = std::from_chars(text.data(), text.data() + text.size(), value);
+      if (parsed.ec != std::errc() || parsed.ptr != text.data() + text.size() || !std::isfinite(value) || value <= 0) {
+        return absl::InvalidArgumentError("lr=" + Printable(text, 80) + " is not a number above 0");
+      }
+      changes.rate = value;
+    } else {
+      return absl::InvalidArgumentError("\"" + Printable(assignment, 80) + "\" cannot be changed in a job that lives; lr=VALUE can (the peak rate), and "
+                                        "log_level=debug, info, warn or error (of its ranks)");
+    }
   }
-  const std::string text = assignment.substr(equals + 1);
-  double value = 0;
-  const auto parsed = std::from_chars(text.data(), text.data() + text.size(), value);
-  if (parsed.ec != std::errc() || parsed.ptr != text.data() + text.size() || !std::isfinite(value) || value <= 0) {
-    return absl::InvalidArgumentError("lr=" + Printable(text, 80) + " is not a number above 0");
-  }
-  return value;
+  return changes;
 }
 
 absl::StatusOr<int64_t> NewestCheckpoint(Connection& connection, uint64_t job_id) {
@@ -77,15 +91,33 @@ int Resume(uint64_t job_id, const Context& context) {
 }
 
 int SetKeys(uint64_t job_id, const std::vector<std::string>& assignments, const Context& context) {
-  v1::SetLrRequest request;
-  for (const std::string& assignment : assignments) {
-    const auto rate = ParseRate(assignment);
-    if (!rate.ok()) return Fail(rate.status(), context);
-    request.set_lr(*rate);
+  const auto changes = ParseChanges(assignments);
+  if (!changes.ok()) return Fail(changes.status(), context);
+  auto connection = Connection::Open(context.server);
+  if (!connection.ok()) return Fail(connection.status(), context);
+  v1::Job job;
+  std::string said;
+  if (changes->rate.has_value()) {
+    v1::SetLrRequest request;
+    request.set_job_id(job_id);
+    request.set_lr(*changes->rate);
+    auto changed = (*connection)->Call(&Connection::Stub::SetLr, request);
+    if (!changed.ok()) return Fail(changed.status(), context);
+    job = *std::move(changed);
+    said = "has the peak rate " + NumberText(job.spec().optimizer().lr()) + (job.state() == v1::RUNNING ? " from its next step on" : "");
   }
-  return AskJob(job_id, request, &Connection::Stub::SetLr, context, [&](const v1::Job& job) {
-    return "has the peak rate " + NumberText(job.spec().optimizer().lr()) + (job.state() == v1::RUNNING ? " from its next step on" : "");
-  });
+  if (!changes->log_level.empty()) {
+    v1::SetLogLevelRequest request;
+    request.set_job_id(job_id);
+    request.set_level(changes->log_level);
+    auto changed = (*connection)->Call(&Connection::Stub::SetLogLevel, request);
+    if (!changed.ok()) return Fail(changed.status(), context);
+    job = *std::move(changed);
+    said += (said.empty() ? "" : ", and ") + ("logs lines of level " + job.spec().output().log_level() + " and above");
+  }
+  if (context.json) *context.out << JsonText({{"job", JsonOf(job)}});
+  else *context.out << "job " << job_id << " " << said << "\n";
+  return kExitOk;
 }
 
 int MakeCheckpoint(uint64_t job_id, const CheckpointOptions& options, const Context& context) {

@@ -39,6 +39,7 @@ constexpr Rule kRules[] = {
     {"/hierad.v1.ControlService/Resume", kWriters},
     {"/hierad.v1.ControlService/Checkpoint", kWriters},
     {"/hierad.v1.ControlService/SetLr", kWriters},
+    {"/hierad.v1.ControlService/SetLogLevel", kWriters},
     {"/hierad.v1.ControlService/DrainNode", kAdmin},
     {"/hierad.v1.ControlService/CollectGarbage", kAdmin},
     {"/hierad.v1.ControlService/ListCheckpoints", kReaders},

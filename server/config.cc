@@ -185,6 +185,8 @@ absl::Status CheckWorkerUser(const ServerConfig& c) {
   return absl::OkStatus();
 }
 
+absl::Status CheckLogLevel(const std::string& level) { return CheckWord("log_level", level, {"debug", "info", "warn", "error"}); }
+
 absl::Status CompleteConfig(ServerConfig* c) {
   if (c->state_folder.empty()) c->state_folder = DefaultStateFolder();
   RETURN_IF_ERROR(Absolute("state_folder", &c->state_folder));
@@ -236,7 +238,7 @@ absl::Status CompleteConfig(ServerConfig* c) {
   }
   RETURN_IF_ERROR(CheckWord("agent", c->agent, {"auto", "none"}));
   RETURN_IF_ERROR(CheckWord("agent_lifetime", c->agent_lifetime, {"service", "session"}));
-  RETURN_IF_ERROR(CheckWord("log_level", c->log_level, {"debug", "info", "warn", "error"}));
+  RETURN_IF_ERROR(CheckLogLevel(c->log_level));
   RETURN_IF_ERROR(CheckWord("log_format", c->log_format, {"text", "json"}));
   if (!c->log_file.empty()) RETURN_IF_ERROR(Absolute("log_file", &c->log_file));
   if (c->cpu_slots < -1 || c->cpu_slots > 1024) return Bad(absl::StrCat("cpu_slots: ", c->cpu_slots, " is not in 0 to 1024"));

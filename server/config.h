@@ -44,6 +44,8 @@ absl::Status ReadConfig(const std::string& path, ServerConfig* config);
 // Fills what depends on other settings, makes paths absolute, and checks everything.
 absl::Status CompleteConfig(ServerConfig* config);
 
+absl::Status CheckLogLevel(const std::string& level);
+
 std::vector<std::string> AllowedRoots(const ServerConfig& config);
 RankRights RightsOf(const ServerConfig& config);
 

@@ -281,6 +281,11 @@ grpc::Status ControlService::SetLr(grpc::ServerContext* context, const v1::SetLr
   return Answer(Await<v1::Job>([&](auto done) { coordinator_->SetLr(request->job_id(), request->lr(), done); }), reply);
 }
 
+grpc::Status ControlService::SetLogLevel(grpc::ServerContext* context, const v1::SetLogLevelRequest* request, v1::Job* reply) {
+  if (absl::Status own = CheckOwn(*context, request->job_id()); !own.ok()) return ToRpc(own);
+  return Answer(Await<v1::Job>([&](auto done) { coordinator_->SetLogLevel(request->job_id(), request->level(), done); }), reply);
+}
+
 grpc::Status ControlService::DrainNode(grpc::ServerContext*, const v1::DrainNodeRequest* request, v1::NodesReply* reply) {
   return Answer(Await<v1::NodesReply>([&](auto done) { coordinator_->DrainNode(request->node(), request->drained(), done); }), reply);
 }

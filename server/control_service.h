@@ -42,6 +42,7 @@ class ControlService : public v1::ControlService::Service {
   grpc::Status Resume(grpc::ServerContext* context, const v1::ResumeRequest* request, v1::Job* reply) override;
   grpc::Status Checkpoint(grpc::ServerContext* context, const v1::CheckpointRequest* request, v1::Job* reply) override;
   grpc::Status SetLr(grpc::ServerContext* context, const v1::SetLrRequest* request, v1::Job* reply) override;
+  grpc::Status SetLogLevel(grpc::ServerContext* context, const v1::SetLogLevelRequest* request, v1::Job* reply) override;
   grpc::Status DrainNode(grpc::ServerContext*, const v1::DrainNodeRequest* request, v1::NodesReply* reply) override;
   grpc::Status CollectGarbage(grpc::ServerContext* context, const v1::CollectGarbageRequest* request, v1::CollectGarbageReply* reply) override;
   grpc::Status ListCheckpoints(grpc::ServerContext* context, const v1::ListCheckpointsRequest* request, v1::ListCheckpointsReply* reply) override;

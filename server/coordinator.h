@@ -145,6 +145,7 @@ class Coordinator {
   void Resume(uint64_t job_id, Reply<v1::Job> reply);
   void Checkpoint(uint64_t job_id, Reply<v1::Job> reply);
   void SetLr(uint64_t job_id, double lr, Reply<v1::Job> reply);
+  void SetLogLevel(uint64_t job_id, std::string level, Reply<v1::Job> reply);
   void DrainNode(std::string node, bool drained, Reply<v1::NodesReply> reply);
   // Of an ended job, whose folders are about to go. FailedPrecondition: a job that has not ended writes there.
   void ForgetCheckpoints(uint64_t job_id, Reply<v1::Job> reply);
@@ -214,6 +215,7 @@ class Coordinator {
   bool IsCurrent(const LiveJob& job, int attempt, int rank) const;
   void TakeReport(LiveJob* job, const v1::WorkerReport& report);
   void TakeMetrics(LiveJob* job, const v1::WorkerReport& report);
+  void AlterSpec(uint64_t job_id, std::function<void(v1::JobSpec*)> alter, std::string news, Reply<v1::Job> reply);
   void MarkOrders(const LiveJob& job);
   void SendAll();
   v1::AgentOrders OrdersFor(const Node& node);

@@ -476,6 +476,7 @@ void Coordinator::SendWorker(WorkerSession* session) {
     } else {
       orders.set_want(job->row.state == v1::STOPPING ? v1::WorkerOrders::WANT_PAUSE : v1::WorkerOrders::WANT_RUN);
     }
+    orders.set_log_level(job->row.spec.output().log_level());
     if (session->rank == 0) {
       orders.set_acknowledged_step(job->acknowledged_step);
       orders.set_checkpoint_request(job->checkpoint_request);

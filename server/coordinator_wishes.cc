@@ -1,4 +1,5 @@
 // What users ask of a job or a node: each wish is stored before it is answered.
+#include <google/protobuf/util/message_differencer.h>
 #include <spdlog/spdlog.h>
 
 #include <algorithm>
@@ -84,20 +85,29 @@ void Coordinator::Checkpoint(uint64_t job_id, Reply<v1::Job> reply) {
   }, reply);
 }
 
-void Coordinator::SetLr(uint64_t job_id, double lr, Reply<v1::Job> reply) {
-  Act(job_id, [this, lr](LiveJob* job) -> absl::Status {
+// Another spec for a job that lives: its ranks hear of it by their orders, attempts to come by their assignment.
+void Coordinator::AlterSpec(uint64_t job_id, std::function<void(v1::JobSpec*)> alter, std::string news, Reply<v1::Job> reply) {
+  Act(job_id, [this, alter, news](LiveJob* job) -> absl::Status {
     if (IsTerminal(job->row.state)) return NotNow(*job, "it has ended");
     v1::JobSpec changed = job->row.spec;
-    changed.mutable_optimizer()->set_lr(lr);
+    alter(&changed);
     if (absl::Status legal = CheckJob(changed); !legal.ok()) return absl::InvalidArgumentError(legal.message());
-    if (job->row.spec.optimizer().has_lr() && job->row.spec.optimizer().lr() == lr) return absl::OkStatus();
+    if (google::protobuf::util::MessageDifferencer::Equals(changed, job->row.spec)) return absl::OkStatus();
     Touch(*job);
     job->row.spec = std::move(changed);
     ++job->version;
-    spdlog::info("job {}: peak rate {} from its next step on", job->row.id, lr);
+    spdlog::info("job {}: {}", job->row.id, news);
     MarkOrders(*job);
     return absl::OkStatus();
   }, reply);
+}
+
+void Coordinator::SetLr(uint64_t job_id, double lr, Reply<v1::Job> reply) {
+  AlterSpec(job_id, [lr](v1::JobSpec* spec) { spec->mutable_optimizer()->set_lr(lr); }, absl::StrCat("peak rate ", lr, " from its next step on"), reply);
+}
+
+void Coordinator::SetLogLevel(uint64_t job_id, std::string level, Reply<v1::Job> reply) {
+  AlterSpec(job_id, [level](v1::JobSpec* spec) { spec->mutable_output()->set_log_level(level); }, "log level " + Printable(level, 20), reply);
 }
 
 void Coordinator::DrainNode(std::string node, bool drained, Reply<v1::NodesReply> reply) {

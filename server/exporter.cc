@@ -181,6 +181,7 @@ void AddJob(Families* f, const Overview::JobLook& look, int64_t now_ms, const st
   add(Metric::kJobCheckpointEverySteps, static_cast<double>(job.spec().checkpoint().every_steps()));
   if (job.ranks_size() > 0) {
     add(Metric::kJobCheckpointSaves, static_cast<double>(job.ranks(0).totals().checkpoint_count()));
+    add(Metric::kJobCheckpointsLeftOut, static_cast<double>(job.ranks(0).totals().checkpoints_left_out()));
     if (job.ranks(0).totals().checkpoint_s() > 0) add(Metric::kJobCheckpointSeconds, job.ranks(0).totals().checkpoint_s());
   }
   AddRanks(f, job, now_ms);

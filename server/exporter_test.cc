@@ -59,6 +59,7 @@ Overview OneJob(const std::string& name) {
   rank->mutable_totals()->set_memory_bytes(1 << 30);
   rank->mutable_totals()->set_checkpoint_count(2);
   rank->mutable_totals()->set_checkpoint_s(0.75);
+  rank->mutable_totals()->set_checkpoints_left_out(4);
   rank->mutable_data()->set_wait_s(1.25);
   rank->mutable_data()->set_bytes(int64_t{5} << 40);
   rank->mutable_data()->set_slowest_s(0.5);
@@ -157,6 +158,7 @@ TEST_F(ExporterTest, ShowsAJob) {
   EXPECT_EQ(samples.count("hierad_jobs"), 8u);   // one a state, zeros included
   EXPECT_EQ(samples.find("hierad_job_restarts_total")->second.first.at("class"), "cuda_oom");
   EXPECT_EQ(Value(samples, "hierad_job_checkpoint_seconds"), 0.75);
+  EXPECT_EQ(Value(samples, "hierad_job_checkpoints_left_out"), 4);
   EXPECT_EQ(Value(samples, "hierad_rank_report_age_seconds"), 1);
   EXPECT_EQ(Value(samples, "hierad_rank_memory_bytes"), 1 << 30);
   EXPECT_EQ(Value(samples, "hierad_rank_data_wait_seconds_total"), 1.25);

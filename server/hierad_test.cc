@@ -127,6 +127,33 @@ TEST_F(HieradTest, EndsCleanlyOnASignal) {
   }
 }
 
+// SIGHUP is a terminal that goes; another log level comes by SIGUSR1, and hierad goes on.
+TEST_F(HieradTest, ReadsItsLogLevelAgain) {
+  const std::string settings = folder_ + "/hierad.yaml", log = folder_ + "/hierad.log";
+  const auto set = [&](const std::string& level) {
+    std::ofstream(settings) << "log_level: " << level << "\nlog_file: " << log << "\nmetrics: off\nagent: none\nstate_folder: " << State() << "\n";
+  };
+  const auto said = [&](const std::string& words) {
+    for (int i = 0; i < 1000; ++i) {
+      if (const auto text = ReadFile(log, 1 << 20); text.ok() && text->find(words) != std::string::npos) return true;
+      SleepFor(std::chrono::milliseconds(10));
+    }
+    return false;
+  };
+  set("info");
+  auto started = Subprocess::Start({.argv = {Program(), "--config", settings}});
+  ASSERT_TRUE(started.ok()) << started.status();
+  daemon_ = std::make_unique<Subprocess>(*std::move(started));
+  ASSERT_TRUE(said("listens on"));
+  set("debug");
+  kill(daemon_->pid(), SIGUSR1);
+  EXPECT_TRUE(said("log level debug, as " + settings));
+  set("loud");
+  kill(daemon_->pid(), SIGUSR1);
+  EXPECT_TRUE(said("the log level stays as it is: log_level: \"loud\" is none of"));
+  EXPECT_TRUE(End(SIGTERM).ok());
+}
+
 TEST_F(HieradTest, AcknowledgedJobsSurviveKills) {
   std::map<std::string, uint64_t> acknowledged;
   for (int round = 0; round < 4; ++round) {

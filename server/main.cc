@@ -1,7 +1,5 @@
 // hierad: flags and wiring.
 #include <signal.h>
-#include <spdlog/sinks/rotating_file_sink.h>
-#include <spdlog/sinks/stdout_sinks.h>
 #include <spdlog/spdlog.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -15,7 +13,6 @@
 
 #include "absl/strings/str_cat.h"
 #include "base/fs.h"
-#include "base/log_format.h"
 #include "base/service_notify.h"
 #include "base/status.h"
 #include "base/subprocess.h"
@@ -23,6 +20,7 @@
 #include "server/await.h"
 #include "server/config.h"
 #include "server/coordinator.h"
+#include "server/daemon_log.h"
 #include "server/exporter.h"
 #include "server/history.h"
 #include "server/local_agent.h"
@@ -35,6 +33,7 @@
 namespace hierad {
 namespace {
 
+constexpr int kReloadSignal = SIGUSR1;   // the log level is read again; SIGHUP is a terminal that goes
 constexpr char kSystemConfig[] = "/etc/hierad/hierad.yaml";
 
 // Meanwhile systemd is told, where it asks, that the coordinator answers.
@@ -56,7 +55,7 @@ int AwaitSignal(const sigset_t& signals, const ServiceNotify& notify, Coordinato
 }
 
 // Everything that can be refused is refused before any state changes.
-absl::Status Serve(const ServerConfig& config, const sigset_t& stop_signals, const ServiceNotify& notify) {
+absl::Status Serve(const ServerConfig& config, const std::string& config_file, const sigset_t& signals, const ServiceNotify& notify) {
   const Clock& clock = Clock::System();
   const std::string version(Version()), commit(Commit());
   if (!config.tcp.empty()) {
@@ -135,7 +134,10 @@ absl::Status Serve(const ServerConfig& config, const sigset_t& stop_signals, con
   spdlog::info("hierad {} ({}) listens on {}{}{}; state in {}", version, commit, config.listen, config.tcp.empty() ? "" : ", ", config.tcp, config.state_folder);
 
   notify.Send("READY=1");
-  const int number = AwaitSignal(stop_signals, notify, coordinator.get());
+  int number = 0;
+  while ((number = AwaitSignal(signals, notify, coordinator.get())) == kReloadSignal) {
+    if (absl::Status read = ReloadLogLevel(config_file); !read.ok()) spdlog::warn("the log level stays as it is: {}", std::string(read.message()));
+  }
   notify.Send("STOPPING=1");
   spdlog::info("stopping on signal {}", number);
   coordinator->BeginDrain();
@@ -151,22 +153,6 @@ absl::Status Serve(const ServerConfig& config, const sigset_t& stop_signals, con
   end_loop();
   spdlog::info("stopped");
   return absl::OkStatus();
-}
-
-// To stderr, or to a file that is moved aside when it is full (the older ones are kept).
-void SetUpLog(const ServerConfig& config) {
-  constexpr size_t kLogBytes = 16 << 20, kOlder = 4;
-  setenv(kLogFormatVariable, config.log_format.c_str(), 1);   // also of what hierad starts
-  std::shared_ptr<spdlog::logger> logger;
-  try {
-    if (!config.log_file.empty()) logger = spdlog::rotating_logger_mt("hierad", config.log_file, kLogBytes, kOlder);
-  } catch (const spdlog::spdlog_ex& error) {
-    fprintf(stderr, "hierad: log_file: %s; logging to stderr\n", error.what());
-  }
-  if (logger == nullptr) logger = spdlog::stderr_logger_mt("hierad");
-  logger->set_formatter(std::make_unique<LogLine>("hierad", LogLine::Fields{}));
-  logger->flush_on(spdlog::level::trace);
-  spdlog::set_default_logger(std::move(logger));
 }
 
 int Main(int argc, char** argv) {
@@ -234,18 +220,18 @@ int Main(int argc, char** argv) {
   over("--log-file", config.log_file, flags.log_file);
   if (status.ok()) status = CompleteConfig(&config);
 
-  SetUpLog(config);
-  spdlog::set_level(spdlog::level::from_str(config.log_level));
+  SetUpDaemonLog(config);
   // Taken by sigwait; blocked in every thread, so before any is made.
-  sigset_t stop_signals;
-  sigemptyset(&stop_signals);
-  sigaddset(&stop_signals, SIGTERM);
-  sigaddset(&stop_signals, SIGINT);
-  sigaddset(&stop_signals, SIGHUP);
-  pthread_sigmask(SIG_BLOCK, &stop_signals, nullptr);
+  sigset_t signals;
+  sigemptyset(&signals);
+  sigaddset(&signals, SIGTERM);
+  sigaddset(&signals, SIGINT);
+  sigaddset(&signals, SIGHUP);
+  sigaddset(&signals, kReloadSignal);
+  pthread_sigmask(SIG_BLOCK, &signals, nullptr);
   signal(SIGPIPE, SIG_IGN);
   umask(022);
-  if (status.ok()) status = Serve(config, stop_signals, notify);
+  if (status.ok()) status = Serve(config, config_file, signals, notify);
   if (!status.ok()) {
     fprintf(stderr, "hierad: %s\n", std::string(status.message()).c_str());
     return 1;

@@ -68,6 +68,7 @@ std::vector<MetricGroup> MakeGroups() {
            {Metric::kJobCheckpointTime, "hierad_job_checkpoint_timestamp_seconds", kGauge, "job_id", "When the newest good checkpoint was written, Unix time; only once there is one."},
            {Metric::kJobCheckpointSeconds, "hierad_job_checkpoint_seconds", kGauge, "job_id", "What the newest save of this attempt took; only after one."},
            {Metric::kJobCheckpointSaves, "hierad_job_checkpoint_saves", kGauge, "job_id", "Checkpoints saved in this attempt."},
+           {Metric::kJobCheckpointsLeftOut, "hierad_job_checkpoints_left_out", kGauge, "job_id", "Checkpoints that were due in this attempt while the one before was still being written."},
            {Metric::kJobCheckpointEverySteps, "hierad_job_checkpoint_every_steps", kGauge, "job_id", "Steps between checkpoints, as the job asks."},
            {Metric::kJobEta, "hierad_job_eta_seconds", kGauge, "job_id", "Time to the end at the present rate; 0: not known."},
            {Metric::kJobAlerts, "hierad_job_alerts", kGauge, "job_id", "Sentences under alerts in hierctl describe."},

@@ -12,7 +12,7 @@ enum class Metric {   // those of hierad and nodes, then those of jobs and ranks
   kNodeUp, kNodeReportAge, kNodeSlots,
   kJobInfo, kJobAttempts, kJobRestarts, kJobSubmitted, kJobStarted, kJobFinished, kJobRanks, kJobStepFlops, kJobStepFloor,
   kJobStep, kJobTotalSteps, kJobEpoch, kJobLoss, kJobGradNorm, kJobLearningRate, kJobLossScale, kJobStepSeconds, kJobPhaseSeconds, kJobSamplesPerSecond,
-  kJobMfu, kJobFloorRatio, kJobNanSteps, kJobBestEvalLoss, kJobLastStepTime, kJobCheckpointTime, kJobCheckpointSeconds, kJobCheckpointSaves,
+  kJobMfu, kJobFloorRatio, kJobNanSteps, kJobBestEvalLoss, kJobLastStepTime, kJobCheckpointTime, kJobCheckpointSeconds, kJobCheckpointSaves, kJobCheckpointsLeftOut,
   kJobCheckpointEverySteps, kJobEta, kJobAlerts,
   kRankStep, kRankSteps, kRankSamples, kRankStepSeconds, kRankPhaseSeconds, kRankMemoryBytes, kRankReportAge,
   kRankDataWait, kRankDataBytes, kRankDataSamples, kRankDataReaders, kRankDataSlowest, kRankSkippedSamples,

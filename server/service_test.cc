@@ -25,6 +25,47 @@ using Deadline = std::chrono::steady_clock::time_point;
 
 Deadline In(int seconds) { return std::chrono::steady_clock::now() + std::chrono::seconds(seconds); }
 
+// An agent by hand, over the wire: node "n" with one slot. Ends its session well where the test has not.
+class HandAgent {
+ public:
+  HandAgent(const std::shared_ptr<grpc::Channel>& channel, const v1::Slot& slot)
+      : stub_(v1::AgentService::NewStub(channel)), stream_(stub_->Session(&context_)) {
+    report.set_node("n");
+    report.set_instance("i");
+    *report.add_slots() = slot;
+    EXPECT_TRUE(Say());
+  }
+  ~HandAgent() {
+    stream_->WritesDone();
+    EXPECT_TRUE(stream_->Finish().ok());
+  }
+  bool Say() { return stream_->Write(report); }
+  // The first orders that are wanted, counted from the last ones heard.
+  template <typename Wanted>
+  bool Hear(const Wanted& wanted) {
+    while (!wanted(orders)) {
+      if (!stream_->Read(&orders)) return false;
+    }
+    return true;
+  }
+
+  v1::AgentReport report;
+  v1::AgentOrders orders;
+
+ private:
+  grpc::ClientContext context_;
+  const std::unique_ptr<v1::AgentService::Stub> stub_;
+  const std::unique_ptr<grpc::ClientReaderWriter<v1::AgentReport, v1::AgentOrders>> stream_;
+};
+
+v1::Slot MakeSlot(const std::string& id, v1::Slot::Kind kind, int64_t memory_bytes) {
+  v1::Slot slot;
+  slot.set_id(id);
+  slot.set_kind(kind);
+  slot.set_memory_bytes(memory_bytes);
+  return slot;
+}
+
 class ServiceTest : public testing::Test {
  protected:
   void SetUp() override {
@@ -257,19 +298,9 @@ TEST_F(ServiceTest, ValidateQueuesNothing) {
 
 // An agent that says 8 GiB.
 TEST_F(ServiceTest, ValidateSaysWhatNoNodeCanHold) {
-  grpc::ClientContext agent_context, context;
-  auto agents = v1::AgentService::NewStub(channel_);
-  auto agent = agents->Session(&agent_context);
-  v1::AgentReport report;
-  report.set_node("n");
-  report.set_instance("i");
-  v1::Slot* slot = report.add_slots();
-  slot->set_id("GPU-0");
-  slot->set_kind(v1::Slot::CUDA);
-  slot->set_memory_bytes(int64_t{8} << 30);
-  ASSERT_TRUE(agent->Write(report));
-  v1::AgentOrders orders;
-  ASSERT_TRUE(agent->Read(&orders));   // it is known
+  grpc::ClientContext context;
+  HandAgent agent(channel_, MakeSlot("GPU-0", v1::Slot::CUDA, int64_t{8} << 30));
+  ASSERT_TRUE(agent.Hear([](const v1::AgentOrders& orders) { return orders.sequence() > 0; }));   // it is known
   v1::ValidateRequest request;
   *request.mutable_spec() = Spec();
   request.mutable_spec()->mutable_step()->set_batch_per_rank(512);
@@ -277,8 +308,6 @@ TEST_F(ServiceTest, ValidateSaysWhatNoNodeCanHold) {
   ASSERT_TRUE(control_->Validate(&context, request, &reply).ok());
   ASSERT_EQ(reply.warnings_size(), 1);
   EXPECT_THAT(reply.warnings(0), testing::AllOf(HasSubstr("resources: it needs "), HasSubstr("the largest card has 8.0 GiB")));
-  agent->WritesDone();
-  EXPECT_TRUE(agent->Finish().ok());
 }
 
 TEST_F(ServiceTest, ListIsNewestFirstAndFiltered) {
@@ -361,28 +390,19 @@ TEST_F(ServiceTest, WatchOfAJobThatDoesNotMoveIsToldAgain) {
 
 // An agent and a worker by hand, over the wire.
 TEST_F(ServiceTest, AJobRunsOverTheWire) {
-  grpc::ClientContext agent_context, worker_context;
-  auto agents = v1::AgentService::NewStub(channel_);
-  auto agent = agents->Session(&agent_context);
-  v1::AgentReport report;
-  report.set_node("n");
-  report.set_instance("i");
-  v1::Slot* slot = report.add_slots();
-  slot->set_id("cpu-0");
-  slot->set_kind(v1::Slot::CPU);
-  ASSERT_TRUE(agent->Write(report));
+  grpc::ClientContext worker_context;
+  HandAgent agent(channel_, MakeSlot("cpu-0", v1::Slot::CPU, 0));
   const uint64_t id = Submit("k").id();
-  v1::AgentOrders orders;
-  while (orders.assignments_size() == 0) ASSERT_TRUE(agent->Read(&orders));
-  const v1::Assignment assignment = orders.assignments(0);
+  ASSERT_TRUE(agent.Hear([](const v1::AgentOrders& orders) { return orders.assignments_size() > 0; }));
+  const v1::Assignment assignment = agent.orders.assignments(0);
   EXPECT_EQ(assignment.endpoint(), "");   // its agent knows better
-  v1::RankProcess* process = report.add_processes();
+  v1::RankProcess* process = agent.report.add_processes();
   process->set_job_id(id);
   process->set_attempt(1);
   process->set_slot_id("cpu-0");
   process->set_pid(4242);
-  report.set_orders_seen(orders.sequence());
-  ASSERT_TRUE(agent->Write(report));
+  agent.report.set_orders_seen(agent.orders.sequence());
+  ASSERT_TRUE(agent.Say());
 
   auto workers = v1::WorkerService::NewStub(channel_);
   auto worker = workers->Session(&worker_context);
@@ -419,14 +439,12 @@ TEST_F(ServiceTest, AJobRunsOverTheWire) {
   EXPECT_TRUE(worker->Finish().ok());
   process->set_ended(true);
   process->set_reason(v1::REASON_COMPLETED);
-  ASSERT_TRUE(agent->Write(report));
+  ASSERT_TRUE(agent.Say());
   EXPECT_TRUE(WaitFor(id, v1::SUCCEEDED));
   while (logs->Read(&chunk)) text += chunk.chunk();
   EXPECT_TRUE(logs->Finish().ok());
   EXPECT_EQ(text, "one\ntwo\nthree\n");
-  while (orders.acknowledged_size() == 0) ASSERT_TRUE(agent->Read(&orders));
-  agent->WritesDone();
-  EXPECT_TRUE(agent->Finish().ok());
+  EXPECT_TRUE(agent.Hear([](const v1::AgentOrders& orders) { return orders.acknowledged_size() > 0; }));
 }
 
 TEST_F(ServiceTest, AForgedWorkerIsFencedOverTheWire) {

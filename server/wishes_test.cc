@@ -159,6 +159,29 @@ TEST_F(WishesTest, AnotherRateIsKeptAndReachesRankZero) {
   EXPECT_EQ(workers[0]->orders().peak_lr(), 0.25);
 }
 
+TEST_F(WishesTest, AnotherLogLevelReachesEveryRankAndIsKept) {
+  const auto set = [&](uint64_t id, const std::string& level) { return TryAsk([&](auto reply) { coordinator_->SetLogLevel(id, level, reply); }); };
+  FakeNode* node = AddNode("n", 2);
+  const uint64_t id = Submit("k", Spec(2));
+  auto workers = Train(node, id, 1, 2, 10);
+  for (FakeWorker* worker : workers) EXPECT_EQ(worker->orders().log_level(), "info");
+  const auto wrong = set(id, "loud");
+  EXPECT_EQ(wrong.status().code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_THAT(std::string(wrong.status().message()), AllOf(HasSubstr("output.log_level"), HasSubstr("debug")));
+  ASSERT_TRUE(set(id, "debug").ok());
+  for (FakeWorker* worker : workers) EXPECT_EQ(worker->orders().log_level(), "debug");
+  EXPECT_EQ(node->started.size(), 2u);   // no rank is started again for it
+  Restart();
+  node->Connect(coordinator_.get());
+  for (FakeWorker* worker : workers) worker->Connect(coordinator_.get());
+  Settle();
+  EXPECT_EQ(Get(id).spec().output().log_level(), "debug");
+  EXPECT_EQ(workers[1]->orders().log_level(), "debug");
+  const uint64_t ended = Submit("ended");
+  Cancel(ended);
+  EXPECT_EQ(set(ended, "info").status().code(), absl::StatusCode::kFailedPrecondition);
+}
+
 TEST_F(WishesTest, ADrainedNodeGetsNothingAlsoAfterARestart) {
   FakeNode* node = AddNode("n", 2);
   const auto drain = [&](const std::string& name, bool drained) {

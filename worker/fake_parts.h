@@ -33,10 +33,12 @@ class FakeStep : public Step {
     std::function<bool(int64_t step)> overflows = [](int64_t) { return false; };   // of a loss scale
     std::function<absl::Status(int64_t step, int rank)> error = [](int64_t, int) { return absl::OkStatus(); };
     std::function<void(int64_t step, double lr)> see_rate = [](int64_t, double) {};
+    std::function<void(int64_t step)> see_picture = [](int64_t) {};   // the weights that it shows
+    std::string algorithms;
   };
 
   FakeStep(const StepOptions& options, const Geometry& geometry, const ParameterTable& table, Communicator* communicator, Faults faults)
-      : sample_size_(RowFormat::Plain(geometry).rules.channels * RowFormat::Plain(geometry).rules.samples), table_(table), communicator_(communicator), faults_(std::move(faults)),
+      : sample_size_(RowFormat::Plain(geometry).rules.channels * RowFormat::Plain(geometry).rules.samples), rows_(options.rows), table_(table), communicator_(communicator), faults_(std::move(faults)),
         seed_(options.spec.seed()), nan_limit_(NanLimit(options.spec.step())) {}
 
   absl::Status Initialize() override {
@@ -80,12 +82,12 @@ class FakeStep : public Step {
     std::vector<float> sums(kNumbers + 4);
     std::optional<uint64_t> not_finite;
     for (const MicroBatch& batch : batches) {
-      const auto* const x = static_cast<const float*>(batch.x_BCS);
       for (int b = 0; b < batch.real; ++b) {
+        const float* const x = Sample(batch, b);
         for (int i = 0; i < sample_size_; ++i)
-          if (!std::isfinite(x[b * sample_size_ + i])) not_finite = batch.visit_ids_B[b];
+          if (!std::isfinite(x[i])) not_finite = batch.visit_ids_B[b];
         for (int i = 0; i < kNumbers; ++i) {
-          sums[size_t(i)] += x[b * sample_size_ + i % sample_size_] + float(batch.visit_ids_B[b] % 97) * 1e-3f + float(batch.epoch);
+          sums[size_t(i)] += x[i % sample_size_] + float(batch.visit_ids_B[b] % 97) * 1e-3f + float(batch.epoch);
         }
       }
     }
@@ -126,21 +128,36 @@ class FakeStep : public Step {
   }
   absl::StatusOr<LossSum> Evaluate(const MicroBatch& batch) override {
     LossSum sum;
-    for (int b = 0; b < batch.real; ++b) sum.numerator += std::abs(double(state_.parameters[0]) - static_cast<const float*>(batch.x_BCS)[b * sample_size_]);
+    for (int b = 0; b < batch.real; ++b) sum.numerator += std::abs(double(state_.parameters[0]) - Sample(batch, b)[0]);
     sum.weight = batch.real;
     return sum;
   }
   absl::StatusOr<std::vector<float>> Features(const MicroBatch&) override { return absl::UnimplementedError("not asked for"); }
+  absl::StatusOr<Reconstruction> Reconstruct(const MicroBatch& batch) override {
+    faults_.see_picture(state_.step);
+    return Step::Reconstruct(batch);
+  }
+  std::string algorithms() const override { return faults_.algorithms; }
   std::string Describe() const override { return "fake"; }
 
  private:
   static constexpr int kNumbers = 64;
+
+  // Rows of fp32, or what a synthetic set's are drawn as.
+  const float* Sample(const MicroBatch& batch, int b) {
+    if (rows_.rules.synthetic == 0) return static_cast<const float*>(batch.x_BCS) + b * sample_size_;
+    drawn_.resize(size_t(sample_size_));
+    ConvertRow(rows_, nullptr, {0, batch.visit_ids_B[b], seed_, batch.epoch}, /*draws=*/true, drawn_.data());
+    return drawn_.data();
+  }
 
   double Distance(const std::vector<float>& sums, int64_t real_samples) const {
     return std::abs(double(state_.parameters[0]) - double(sums[0]) / double(real_samples));
   }
 
   const int64_t sample_size_;
+  const RowFormat rows_;
+  std::vector<float> drawn_;
   const ParameterTable table_;
   Communicator* const communicator_;
   const Faults faults_;

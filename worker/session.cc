@@ -17,6 +17,7 @@
 #include "base/failpoint.h"
 #include "base/fs.h"
 #include "base/limits.h"
+#include "base/log_format.h"
 #include "base/random.h"
 #include "base/status.h"
 #include "base/text.h"
@@ -237,6 +238,7 @@ class GrpcSession : public Session {
     while (stream->Read(&orders)) {
       if (orders.fenced()) Fenced();
       std::lock_guard lock(mutex_);
+      if (orders.log_level() != orders_.log_level()) SetLogLevel(orders.log_level());
       orders_ = orders;
       heard_ = true;
       queue_.Acknowledge(orders.acknowledged_step());

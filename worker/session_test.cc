@@ -17,6 +17,7 @@
 
 #include <spdlog/spdlog.h>
 
+#include "base/clock.h"
 #include "base/fs.h"
 #include "base/limits.h"
 #include "base/status.h"
@@ -174,6 +175,24 @@ TEST_F(Sessions, SaysTheWholeStateAndBringsOrders) {
   // At least once a second, without any change.
   const size_t seen = hierad_.reports_.size();
   EXPECT_TRUE(hierad_.Wait([&] { return hierad_.reports_.size() > seen + 1; }));
+}
+
+TEST_F(Sessions, TakeOnAnotherLogLevelAtOnce) {
+  Serve();
+  const auto session = ConnectSession(assignment_, nullptr);
+  const auto becomes = [&](const std::string& word, spdlog::level::level_enum level) {
+    hierad_.With([&] { hierad_.orders_.set_log_level(word); });
+    session->SetPhase(v1::PHASE_TRAINING);   // a report is answered with the orders
+    for (const auto until = Clock::System().Monotonic() + kLong; spdlog::get_level() != level && Clock::System().Monotonic() < until;) {
+      SleepFor(std::chrono::milliseconds(1));
+    }
+    return spdlog::get_level() == level;
+  };
+  EXPECT_TRUE(becomes("debug", spdlog::level::debug));
+  EXPECT_TRUE(becomes("error", spdlog::level::err));
+  session->SetPhase(v1::PHASE_STOPPING);
+  spdlog::set_level(spdlog::level::off);   // what is said again is no change
+  EXPECT_TRUE(becomes("warn", spdlog::level::warn));
 }
 
 TEST_F(Sessions, BringTheRendezvousOrSayThatItNeverCame) {

@@ -28,7 +28,6 @@ namespace hierad {
 namespace {
 
 constexpr size_t kRecentMetrics = 4096;          // sent once more after a resume: hierad may lack them
-constexpr int kSaveTries = 5;                    // failures in a row that end the attempt; 1, 2, 4, 8 s apart
 constexpr std::chrono::seconds kSpeedWindow{10};
 constexpr std::chrono::seconds kMemoryEvery{1};
 constexpr std::chrono::milliseconds kLockRetry{100};
@@ -80,12 +79,12 @@ TrainEnd Trainer::Run() {
 }
 
 absl::Status Trainer::Prepare() {
-  RETURN_IF_ERROR(CheckJob(spec_));
-  ASSIGN_OR_RETURN(geometry_, Geometry::From(spec_.model()));
-  table_ = ParameterTable::For(*geometry_);
   v1::StepSpec& step = *spec_.mutable_step();
   step.set_mode(ResolvedMode(step, options_.cuda));
+  RETURN_IF_ERROR(CheckJob(spec_));   // the mode that auto stood for may not be able to do all that the job asks
   spec_.mutable_resources()->set_device(options_.cuda ? "cuda" : "cpu");
+  ASSIGN_OR_RETURN(geometry_, Geometry::From(spec_.model()));
+  table_ = ParameterTable::For(*geometry_);
   RETURN_IF_ERROR(MakeFolders(options_.run_folder));
   if (options_.rank == 0) {
     // The agent keeps each rank's output as rank-N.log.
@@ -155,6 +154,10 @@ absl::Status Trainer::Load() {
     step_options.rows = dataset_->row_format();
     ASSIGN_OR_RETURN(step_, parts_.make_step(step_options, *geometry_, table_, communicator_.get()));
     spdlog::info("step: {}", step_->Describe());
+    if (const std::string now = step_->algorithms(); !contents.algorithms.empty() && contents.algorithms != now) {
+      spdlog::warn("the checkpoint's matrix products were made by the algorithms {}, here they are {}: the run goes on, but not with the bits of an "
+                   "undisturbed one", Printable(contents.algorithms, 200), now.empty() ? "the code's own" : now);
+    }
     if (start.resumed) return step_->Load(contents.state);
     RETURN_IF_ERROR(step_->Initialize());
     if (spec_.model().init_from().empty()) return absl::OkStatus();
@@ -288,7 +291,8 @@ absl::StatusOr<TrainEnd> Trainer::Train() {
 
 absl::StatusOr<Trainer::After> Trainer::TrainStep() {
   RETURN_IF_ERROR(GiveStep());
-  const bool wait = given_ == length_.total_steps || EvaluationAfter(given_);
+  // What looks at the weights after a step sees these, and no later ones.
+  const bool wait = given_ == length_.total_steps || EvaluationAfter(given_) || PicturesAfter(given_);
   RETURN_IF_ERROR(TakeResults(wait ? 0 : step_->records_behind()));
   if (watch_) watch_->End();
   if (stop_agreed_) {
@@ -396,6 +400,8 @@ absl::Status Trainer::TakeResult() {
   metrics.set_skipped(result.skipped);
   if (result.loss_scale > 0) metrics.set_loss_scale(result.loss_scale);
   metrics.set_time_ms(Clock::System().UnixMs());
+  spdlog::debug("step {}: loss {:.6g}, gradient norm {:.6g}, rate {:.6g}, {:.2f} ms, {:.2f} of them waiting for data", done_, result.loss, result.grad_norm,
+                metrics.lr(), 1e3 * metrics.step_s(), 1e3 * metrics.data_wait_s());
   WatchSpeed(metrics.samples());
   AddTotals(metrics, given.own_samples);
   stop_agreed_ |= result.signals.stop;
@@ -549,7 +555,7 @@ void Trainer::TakeMetrics(const v1::StepMetrics& metrics) {
     if (!status.ok()) spdlog::warn("{}", std::string(status.message()));
     session_->AddMetrics(metrics);
     if (events_) Events(events_->Add(metrics));
-    if (PicturesDue()) DrawPictures();
+    if (PicturesAfter(done_)) DrawPictures();
   }
   Report();
 }
@@ -560,10 +566,10 @@ void Trainer::Events(const absl::Status& status) {
   events_.reset();
 }
 
-bool Trainer::PicturesDue() const {
+bool Trainer::PicturesAfter(int64_t step) const {
   const int64_t every = spec_.output().pictures_every_epochs();
   if (every == 0 || geometry_->spec.task() != "mae") return false;
-  return done_ % (length_.steps_per_epoch * every) == 0 || done_ == length_.total_steps;
+  return step % (length_.steps_per_epoch * every) == 0 || step == length_.total_steps;
 }
 
 // The first samples of the held-out set, or of the training set, in their deterministic form: always the same ones under
@@ -608,142 +614,6 @@ void Trainer::DrawPictures() {
     return absl::OkStatus();
   };
   if (const absl::Status drawn = draw(); !drawn.ok()) spdlog::warn("no pictures of step {}: {}", done_, std::string(drawn.message()));
-}
-
-// Rank 0 saves; the others give what they alone hold.
-bool Trainer::TakesPartInSaving() const { return options_.rank == 0 || step_->shared_state(); }
-
-absl::Status Trainer::SaveIfDue() {
-  const bool all = step_->shared_state();
-  bool retry = save_failures_ > 0 && Now() >= retry_save_at_;
-  if (all && retry) {   // the others hear of it as of any wish of rank 0
-    save_asked_ = save_asked_ || (!writing_.valid() && !snapshot_.has_value());
-    retry = false;
-  }
-  const bool due = checkpoint_agreed_ || ((all || save_failures_ == 0) && given_ % spec_.checkpoint().every_steps() == 0);
-  if (!due && !retry) return absl::OkStatus();
-  checkpoint_agreed_ = snapshot_.has_value();   // the one before still waits for its results: after the next step, then
-  if (checkpoint_agreed_) return absl::OkStatus();
-  RETURN_IF_ERROR(EndSave(/*wait=*/true));
-  if (const absl::Status taken = TakeSnapshot(/*retain=*/true); !taken.ok()) return TakeWritten(taken);
-  RETURN_IF_ERROR(TakeResults(int(under_way_.size())));
-  // What follows another rate must not be repeated with the one before.
-  return std::exchange(wait_for_save_, false) ? EndSave(/*wait=*/true) : absl::OkStatus();
-}
-
-absl::Status Trainer::TakeSnapshot(bool retain) {
-  const v1::Phase before = phase_;
-  Phase(v1::PHASE_CHECKPOINTING);
-  Activity(absl::StrCat("the checkpoint of step ", given_));
-  Saving saving{given_, retain, Now(), nullptr, {}};
-  saving.contents.statistics = statistics_;
-  saving.contents.eval_loss = eval_loss_;
-  saving.contents.has_best = has_best_;
-  saving.contents.best_eval_loss = best_eval_loss_;
-  auto snapshot = step_->Snapshot();
-  HIERAD_FAILPOINT("worker.save");   // after what the others wait for
-  if (snapshot.ok()) {
-    saving.snapshot = *std::move(snapshot);
-    snapshot_ = std::move(saving);
-  }
-  Phase(before);
-  return snapshot.status();
-}
-
-std::function<absl::StatusOr<v1::CheckpointInfo>()> Trainer::WritingOfSnapshot() {
-  if (events_) Events(events_->Flush());   // no step that the checkpoint stands for is lost with a buffer
-  writing_step_ = snapshot_->step;
-  writing_began_ = snapshot_->began;
-  return [this, saving = *std::exchange(snapshot_, std::nullopt), flushed = metrics_->Flush()]() mutable -> absl::StatusOr<v1::CheckpointInfo> {
-    ASSIGN_OR_RETURN(saving.contents.state, saving.snapshot->Read());
-    saving.snapshot.reset();
-    saving.contents.state.step = saving.step;
-    if (saving.forget_nan) saving.contents.state.nan_steps_in_row = 0;
-    absl::Status synced = flushed.ok() ? metrics_->SyncFlushed() : flushed;
-    if (!synced.ok()) {
-      return ErrorOf(v1::REASON_CHECKPOINT, absl::StrCat("metrics.jsonl could not be written: ", std::string(synced.message())));
-    }
-    auto written = checkpoints_->Write(saving.contents, table_, spec_);
-    if (!written.ok() || !saving.retain) return written;
-    if (absl::Status status = checkpoints_->Retain(spec_.checkpoint()); !status.ok()) {
-      spdlog::warn("an old checkpoint could not be removed: {}", std::string(status.message()));
-    }
-    return written;
-  };
-}
-
-absl::Status Trainer::EndSave(bool wait) {
-  if (!writing_.valid() || (!wait && writing_.wait_for(std::chrono::seconds(0)) != std::future_status::ready)) return absl::OkStatus();
-  return TakeWritten(writing_.get());
-}
-
-absl::Status Trainer::TakeWritten(const absl::StatusOr<v1::CheckpointInfo>& written) {
-  if (written.ok()) {
-    HIERAD_FAILPOINT("worker.saved");
-    save_failures_ = 0;
-    saved_ = writing_step_;
-    const auto infos = checkpoints_->List();
-    if (infos.ok()) session_->SetCheckpoints(*infos);
-    totals_.set_checkpoint_count(totals_.checkpoint_count() + 1);
-    totals_.set_checkpoint_s(Seconds(Now() - writing_began_));
-    session_->SetTotals(totals_);
-    spdlog::info("checkpoint of step {}: {} MB in {:.2f} s", saved_, written->bytes() / 1'000'000, Seconds(Now() - writing_began_));
-    return absl::OkStatus();
-  }
-  spdlog::error("{}", std::string(written.status().message()));
-  // Weights that are already lost: the next steps say so themselves.
-  if (ReasonOf(written.status()) == v1::REASON_NUMERICS) return absl::OkStatus();
-  // It may pass (a shared file system, a disk being cleared): training goes on and tries again.
-  if (++save_failures_ >= kSaveTries) return written.status();
-  retry_save_at_ = Now() + std::chrono::seconds(1 << (save_failures_ - 1));
-  return absl::OkStatus();
-}
-
-// The checkpoint of step done_, written before this returns. `halted`: steps under way beyond it change nothing; who resumes it
-// starts counting non-finite steps anew.
-absl::Status Trainer::SaveNow(bool halted) {
-  if (writing_.valid()) (void)TakeWritten(writing_.get());
-  snapshot_.reset();
-  bool needed = saved_ != done_;
-  if (step_->shared_state()) RETURN_IF_ERROR(communicator_->BroadcastHost(&needed, sizeof needed, 0));
-  if (!needed) return absl::OkStatus();
-  const v1::Phase before = phase_;
-  Phase(v1::PHASE_CHECKPOINTING);
-  absl::Status status = TakeSnapshot(/*retain=*/!halted);
-  if (options_.rank != 0) snapshot_.reset();
-  if (status.ok() && snapshot_.has_value()) {
-    snapshot_->step = done_;
-    snapshot_->forget_nan = halted;
-    const auto written = WritingOfSnapshot()();
-    status = written.status();
-    if (written.ok()) (void)TakeWritten(written);
-  }
-  Phase(before);
-  return status;
-}
-
-// The last checkpoint and, at the end of the schedule, the export; the other ranks wait, so that none goes before it stands.
-absl::Status Trainer::Finish() {
-  HIERAD_FAILPOINT("worker.finish");
-  const auto finish = [this]() -> absl::Status {
-    if (!TakesPartInSaving()) return absl::OkStatus();
-    if (events_) Events(events_->Flush());
-    const auto save = [this] {
-      const absl::Status saved = SaveNow(/*halted=*/false);
-      return step_->shared_state() ? Agree(communicator_.get(), saved) : saved;
-    };
-    absl::Status status = save();
-    // Once more: this one is not made again at a later step.
-    if (!status.ok() && ReasonOf(status) == v1::REASON_CHECKPOINT) status = save();
-    RETURN_IF_ERROR(status);
-    if (done_ < length_.total_steps) return absl::OkStatus();
-    ASSIGN_OR_RETURN(const TrainState state, step_->Save());
-    if (options_.rank != 0) return absl::OkStatus();
-    ASSIGN_OR_RETURN(const std::string path, ExportModel(options_.run_folder, state, table_, spec_));
-    spdlog::info("exported {}", Printable(path));
-    return absl::OkStatus();
-  };
-  return Agree(communicator_.get(), finish());
 }
 
 TrainEnd Trainer::Stopped() const {

@@ -15,7 +15,6 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "absl/status/statusor.h"
 #include "base/fs.h"
 #include "base/plan/geometry.h"
 #include "base/plan/parameters.h"
@@ -104,11 +103,12 @@ class Trainer {
   void AddTotals(const v1::StepMetrics& metrics, int64_t own_samples);
   void TakeMetrics(const v1::StepMetrics& metrics);
   void Events(const absl::Status& status);
-  bool PicturesDue() const;
+  bool PicturesAfter(int64_t step) const;
   void DrawPictures();
   // A checkpoint: a snapshot between two steps, and once the results up to it are in metrics.jsonl, a thread that writes it.
   bool TakesPartInSaving() const;
   absl::Status SaveIfDue();
+  void LeaveOut();
   absl::Status TakeSnapshot(bool retain);
   std::function<absl::StatusOr<v1::CheckpointInfo>()> WritingOfSnapshot();
   absl::Status EndSave(bool wait);
@@ -175,6 +175,7 @@ class Trainer {
   double lr_asked_ = 0;            // 0: no other rate
   v1::RankTotals totals_;          // of this attempt
   std::chrono::nanoseconds memory_asked_at_{0};
+  bool left_out_said_ = false;     // since the newest snapshot
   int save_failures_ = 0;
   std::chrono::nanoseconds retry_save_at_{0};
   double samples_per_s_ = 0;

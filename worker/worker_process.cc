@@ -145,6 +145,7 @@ int RunAssigned(int fd, char** argv, std::chrono::nanoseconds start, const MakeP
   TrainerOptions options;
   options.spec = assignment->spec();
   FillDefaults(&options.spec);
+  SetLogLevel(options.spec.output().log_level());
   options.run_folder = assignment->run_folder();
   options.unique_name = absl::StrCat("hierad-", assignment->job_id(), "-", assignment->attempt());
   options.rank = assignment->rank();
@@ -182,6 +183,7 @@ int RunLocal(const std::string& job, const std::string& run_folder, char** argv,
   if (!spec.ok()) return RefuseUsage(spec.status());
   options.spec = *std::move(spec);
   FillDefaults(&options.spec);
+  SetLogLevel(options.spec.output().log_level());
   if (absl::Status legal = CheckJob(options.spec); !legal.ok()) return RefuseUsage(legal);
   if (options.spec.resources().ranks() != 1) {
     return RefuseUsage(absl::InvalidArgumentError(absl::StrCat("resources.ranks is ", options.spec.resources().ranks(),
@@ -191,8 +193,7 @@ int RunLocal(const std::string& job, const std::string& run_folder, char** argv,
   if (absl::Status made = MakeFolders(run_folder); !made.ok()) return RefuseUsage(made);
   if (realpath(run_folder.c_str(), absolute) == nullptr) return RefuseUsage(ErrnoStatus(errno, "cannot resolve", run_folder));
   options.run_folder = absolute;
-  const std::string& device = options.spec.resources().device();
-  options.cuda = device == "cuda" || (device == "auto" && CudaDeviceCount() > 0);
+  options.cuda = UsesGpu(options.spec, CudaDeviceCount() > 0);
   options.terminate = &terminate_asked;
   options.process_start = start;
   if (absl::Status written = WriteFileAtomic(JoinPath(options.run_folder, "job.yaml"), ToJobYaml(options.spec)); !written.ok()) return RefuseUsage(written);

@@ -78,13 +78,13 @@ class StepPlan {
       return b_.Add(name, std::move(shape), dtype, Arena::kStaging);
     };
     plan_.scalars = staged("scalars", {int64_t(sizeof(StepScalars))}, DType::kU8);
-    plan_.source = staged("source", {2, batch_, channels, samples}, rows.type);
+    if (rows.rules.synthetic == 0) plan_.source = staged("source", {2, batch_, channels, samples}, rows.type);
     plan_.source_ids = staged("source_ids", {2, batch_}, DType::kI64);
     plan_.source_labels = staged("source_labels", {2, batch_}, DType::kI64);
     plan_.record = b_.Add("record", {int64_t(sizeof(StepRecord))}, DType::kU8, Arena::kPersistent);
     plan_.not_finite = b_.Add("not_finite", {1}, DType::kI64, Arena::kPersistent);
     if (!plan_.options.features) EmitMark("step begins", StepPhase::kIdle);
-    plan_.loss_partials = b_.Add("loss_partials", {batch_}, DType::kF64, Arena::kPersistent);
+    plan_.loss_partials = b_.Add("loss_partials", {batch_, mae_ ? kLossParts : 1}, DType::kF64, Arena::kPersistent);
     const TensorId scale = b_.Constants("input_scale", rows.scale);
     const TensorId offset = b_.Constants("input_offset", rows.offset);
     plan_.x = b_.Activation("x", {batch_, channels, samples}, b_.real());
@@ -140,27 +140,42 @@ class StepPlan {
     return y;
   }
 
-  // The gradient of the residual stream; its copy in T and the parts of its sum over rows where they were made with it.
+  // The gradient of the residual stream; its copy in T and the parts of its sum over rows where they were made with it. real kNone: it
+  // is narrow + low (LayerNormBackward).
   struct Flow {
-    TensorId real, narrow = kNone, parts = kNone;
+    TensorId real, narrow = kNone, parts = kNone, low = kNone;
+  };
+  // Who reads the residual stream's gradient behind a norm's backward pass: `enters`: it goes into a layer as it is, which wants it in T and
+  // needs its sum for the bias; `norm_next`: besides, the next norm's backward pass alone.
+  struct Readers {
+    bool enters, norm_next = false;
   };
 
-  // dx_in may be kNone; dx_in == dx_out updates in place. `enters`: dx_out goes into a layer as it is, which wants it in T
-  // and needs its sum for the bias.
-  Flow NormBackward(const std::string& parameter, TensorId dy, TensorId x, TensorId mean, TensorId rstd, TensorId dx_in,
-                    TensorId dx_out, int64_t rows, int64_t cols, bool enters) {
+  // dx_in.real kNone: narrow + low, or nothing. Without `dx_out` the result is made in place, or in a tensor of its own where there is none.
+  Flow NormBackward(const std::string& parameter, TensorId dy, TensorId x, TensorId mean, TensorId rstd, const Flow& dx_in,
+                    TensorId dx_out, int64_t rows, int64_t cols, Readers readers) {
     const TensorId gamma = b_.Master(parameter + ".weight");
     const TensorId dgamma = b_.Parts(parameter + ".weight parts", rows, cols), dbeta = b_.Parts(parameter + ".bias parts", rows, cols);
+    // fp16 has no room below its narrow copy for what that one leaves.
+    const bool split = readers.enters && readers.norm_next && b_.compute() == DType::kBF16;
+    if (split) {
+      dx_out = kNone;
+    } else if (dx_out == kNone) {
+      dx_out = dx_in.real != kNone ? dx_in.real : b_.InReal(parameter + " backward", rows, cols);
+    }
+    const TensorId before_narrow = dx_in.low == kNone ? kNone : dx_in.narrow;
     Flow flow{dx_out};
     TensorId narrow = kNone;
-    if (enters) {
+    if (split) flow.low = dx_in.low != kNone ? dx_in.low : b_.InT(parameter + " backward left by T", rows, cols);
+    if (readers.enters) {
       if (b_.compute() != b_.real()) narrow = b_.InT(parameter + " backward in T", rows, cols);
       flow.narrow = narrow == kNone ? dx_out : narrow;
       flow.parts = b_.Parts(parameter + " backward parts", rows, cols);
     }
     b_.Emit(parameter + " backward",
-            LayerNormBackward{dy, x, mean, rstd, gamma, dx_in, dx_out, narrow, dgamma, dbeta, flow.parts, rows, cols, ReduceParts(rows)},
-            {dy, x, mean, rstd, gamma, dx_in}, {dx_out, narrow, dgamma, dbeta, flow.parts});
+            LayerNormBackward{dy, x, mean, rstd, gamma, dx_in.real, before_narrow, dx_in.low, dx_out, narrow, flow.low, dgamma, dbeta, flow.parts,
+                              rows, cols, ReduceParts(rows)},
+            {dy, x, mean, rstd, gamma, dx_in.real, before_narrow, dx_in.low}, {dx_out, narrow, flow.low, dgamma, dbeta, flow.parts});
     b_.SumLater(parameter + ".weight", dgamma);
     b_.SumLater(parameter + ".bias", dbeta);
     return flow;
@@ -267,8 +282,8 @@ class StepPlan {
     return again;
   }
 
-  // Takes and returns the gradient of the residual stream. `enters`: what is returned goes straight into a layer.
-  Flow BlockBackward(const BlockTape& tape, Flow dres, bool enters) {
+  // Takes and returns the gradient of the residual stream; `readers` of what is returned.
+  Flow BlockBackward(const BlockTape& tape, Flow dres, Readers readers) {
     const BlockTape t = TapeOf(tape);
     const std::string& name = t.name;
     const int64_t din = t.shape.dim_in, d = t.shape.dim_out;
@@ -278,7 +293,8 @@ class StepPlan {
     b_.WeightGradient(name + ".mlp.fc2", g, dy2.narrow, t.rows_out, t.hidden, d, dy2.parts);
     const TensorId dxn2 = b_.InT(name + ".d_norm2", t.rows_out, d);
     b_.LinearBackward(name + ".mlp.fc1", t.xn2, dh, dxn2, t.rows_out, d, t.hidden, dh_parts);
-    dres = NormBackward(name + ".norm2", dxn2, t.x1, t.mean2, t.rstd2, dres.real, dres.real, t.rows_out, d, t.shape.drop_path == 0);
+    dres = NormBackward(name + ".norm2", dxn2, t.x1, t.mean2, t.rstd2, dres, kNone, t.rows_out, d,
+                        {t.shape.drop_path == 0, /*norm_next=*/din == d && !t.masked});
 
     const Flow dy = BranchGradient(name + ".d_proj", t, dres, 0);
     TensorId d_o = b_.InT(name + ".d_attn", t.rows_out, d);
@@ -297,12 +313,11 @@ class StepPlan {
             10.0 * batch_ * t.windows * (t.keys / t.shape.q_stride) * t.keys * d);
     const TensorId dxn = b_.InT(name + ".d_norm1", t.rows_in, din);
     b_.LinearBackward(name + ".attn.qkv", t.xn, dqkv, dxn, t.rows_in, din, 3 * d);
-    TensorId dx = dres.real;
     if (din != d) {
       ShortcutBackward(t, dres.real, dxn);
-      dx = b_.InReal(name + ".d_x", t.rows_in, din);
+      dres = {kNone};
     }
-    dres = NormBackward(name + ".norm1", dxn, t.x, t.mean1, t.rstd1, din == d ? dx : kNone, dx, t.rows_in, din, enters);
+    dres = NormBackward(name + ".norm1", dxn, t.x, t.mean1, t.rstd1, dres, kNone, t.rows_in, din, readers);
     b_.EmitSums(name + " sums");
     return dres;
   }
@@ -417,14 +432,14 @@ class StepPlan {
     const int64_t masked = batch_ * MaskedTokens();
     const TensorId d_norm = b_.InT("d_decoder_norm", masked, dd);
     b_.LinearBackward("decoder_pred", decoded_, dpred_, d_norm, masked, dd, g_.pred_dim);
-    const TensorId d_decoder = b_.InReal("d_decoder", masked, dd);
-    Flow flow = NormBackward("decoder_norm", d_norm, decoder_out_, decoder_mean_, decoder_rstd_, kNone, d_decoder, masked, dd,
-                             g_.decoder_depth > 0);
+    Flow flow = NormBackward("decoder_norm", d_norm, decoder_out_, decoder_mean_, decoder_rstd_, {kNone}, kNone, masked, dd,
+                             {g_.decoder_depth > 0, /*norm_next=*/true});
     if (g_.decoder_depth == 0) {
-      flow = {EmitPutMasked("decoder_tokens masked backward", d_decoder, b_.InReal("d_decoder_tokens", batch_ * all, dd), dd)};
+      flow = {EmitPutMasked("decoder_tokens masked backward", flow.real, b_.InReal("d_decoder_tokens", batch_ * all, dd), dd)};
     }
     for (int i = 0; i < g_.decoder_depth; ++i) {
-      flow = BlockBackward(tape_.back(), flow, /*enters=*/i + 1 < g_.decoder_depth);
+      const bool block_next = i + 1 < g_.decoder_depth;
+      flow = BlockBackward(tape_.back(), flow, {block_next, block_next});
       tape_.pop_back();
     }
     const TensorId dres = flow.real;
@@ -442,8 +457,8 @@ class StepPlan {
 
     b_.Enter(Part::kHeads, true);
     d_fused_ = b_.InReal("d_fused", rows, e);
-    d_fused_in_t_ = NormBackward("encoder_norm", d_encoded, fused_, encoder_mean_, encoder_rstd_, kNone, d_fused_, rows, e,
-                                 !g_.fusion_kernels.empty());
+    d_fused_in_t_ = NormBackward("encoder_norm", d_encoded, fused_, encoder_mean_, encoder_rstd_, {kNone}, d_fused_, rows, e,
+                                 {!g_.fusion_kernels.empty()});
   }
 
   // What fusion head `i` sends back into the residual stream of its stage's output.
@@ -481,8 +496,8 @@ class StepPlan {
       tape_.pop_back();
       for (size_t i : heads_after(t)) flow = {FusionBackward(i, flow.real)};
       b_.Enter(StagePart(t.shape.stage), true);
-      const bool enters = tape_.empty() || (tape_.back().shape.drop_path == 0 && heads_after(tape_.back()).empty());
-      flow = BlockBackward(t, flow, enters);
+      const bool block_next = !tape_.empty() && tape_.back().shape.drop_path == 0 && heads_after(tape_.back()).empty();
+      flow = BlockBackward(t, flow, {tape_.empty() || block_next, block_next});
     }
     d_tokens_ = flow;
   }
@@ -547,7 +562,7 @@ class StepPlan {
       d_norm = dropped;
     }
     const TensorId d_pooled = b_.InReal("d_mean_tokens", batch_, e);
-    NormBackward("norm", d_norm, pooled_, encoder_mean_, encoder_rstd_, kNone, d_pooled, batch_, e, /*enters=*/false);
+    NormBackward("norm", d_norm, pooled_, encoder_mean_, encoder_rstd_, {kNone}, d_pooled, batch_, e, {false});
     d_encoder_ = b_.InReal("d_encoder", batch_ * tokens_, e);
     b_.Emit("mean_tokens backward", MeanTokensBackward{d_pooled, d_encoder_, batch_, tokens_, e}, {d_pooled}, {d_encoder_});
   }
@@ -573,11 +588,11 @@ class StepPlan {
     decay_ = b_.Add("decay", {size / kParameterAlign}, DType::kU8, Arena::kPersistent);
     const TensorId partials = b_.Add("norm_partials", {kNormParts}, DType::kF64, Arena::kPersistent);
     if (plan_.ranks > 1) {
-      b_.Emit("unpack tail", UnpackTail{plan_.tail, plan_.loss_partials, plan_.record, batch_}, {plan_.tail, plan_.record},
+      b_.Emit("unpack tail", UnpackTail{plan_.tail, plan_.loss_partials, plan_.record, plan_.losses()}, {plan_.tail, plan_.record},
               {plan_.loss_partials, plan_.record});
       EmitMark("gradients of all ranks", StepPhase::kCommunication);
     }
-    b_.Emit("gradient norm", GradientNorm{plan_.scalars, plan_.gradients, partials, plan_.loss_partials, plan_.record, size, batch_, plan_.ranks == 1,
+    b_.Emit("gradient norm", GradientNorm{plan_.scalars, plan_.gradients, partials, plan_.loss_partials, plan_.record, size, plan_.losses(), plan_.ranks == 1,
                          ScaleRecord() == kNone ? 0 : spec_.step().loss_scale_growth_steps()},
             {plan_.scalars, plan_.gradients, plan_.loss_partials, plan_.record}, {partials, plan_.record});
     const v1::OptimizerSpec& o = spec_.optimizer();

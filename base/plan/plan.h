@@ -54,7 +54,7 @@ struct TensorSpec {
 // --- Operations. Every field named like a tensor is a TensorId. --------------------------------------------------
 
 // From the staging slot that StepScalars names into static places, as RowRules say: x_BCS, visit ids, labels. source,
-// source_ids, source_labels: [2 slots, B, ...]. not_finite: as RowBatch's.
+// source_ids, source_labels: [2 slots, B, ...]. source kNone: a synthetic set's values are drawn. not_finite: as RowBatch's.
 struct ConvertInput {
   TensorId scalars, source, source_ids, source_labels, scale, offset, x, visit_ids, labels, not_finite;
   int64_t batch;
@@ -98,7 +98,7 @@ struct DecoderAssemble {
 // rows[b, r * finals + f] = x[b, order[unit * finals + f]], unit the r-th removed one of the sample; both of one type.
 struct TakeMasked { TensorId x, keep_mask, order, rows; int64_t batch, mask_units, kept, finals, dim; };
 // Rows as TakeMasked gives them. label[token, e] = x[b, label_index[token, e]] (FAIR's order for 2-D and 3-D, ours for 1-D),
-// normalised by mean and unbiased variance + 1e-6 if asked. Real samples: partials[b] (+)= sum of (pred - label)^2, dpred =
+// normalised by mean and unbiased variance + 1e-6 if asked. Real samples: partials[b, kLossParts] (+)= sums of (pred - label)^2, dpred =
 // 2 (pred - label) loss_weight; samples that are not real give 0. record: where the gradient is scaled, it is multiplied by
 // the record's scale; else kNone.
 struct MaeLoss {
@@ -127,8 +127,10 @@ struct SumParts {
 };
 // dx_out = dx_in + dLN(dy); dx_in kNone: 0. dx_narrow: dx_out in T too (kNone: not wanted). Parts of the gradients of gamma
 // and beta and, unless kNone, of the sum over rows of dx_out: the bias gradient of the layer that dx_out enters.
+// Where one such operation hands the gradient to another, dx_out (dx_in) is kNone and the gradient is the sum of two values in T,
+// dx_narrow (dx_in_narrow) and what that one leaves, dx_low (dx_in_low): 16 bits of it, in the bytes of the copy and two more.
 struct LayerNormBackward {
-  TensorId dy, x, mean, rstd, gamma, dx_in, dx_out, dx_narrow, dgamma_parts, dbeta_parts, dx_parts;
+  TensorId dy, x, mean, rstd, gamma, dx_in, dx_in_narrow, dx_in_low, dx_out, dx_narrow, dx_low, dgamma_parts, dbeta_parts, dx_parts;
   int64_t rows, cols, num_parts;
 };
 struct AttentionBackward { TensorId qkv, o, d_o, lse, argmax, dqkv, scratch; int64_t batch, windows, keys, q_stride, heads, head_dim; };
@@ -160,7 +162,7 @@ struct DropoutBackward { TensorId scalars, dy, dx, visit_ids; int64_t batch, dim
 
 // Behind the gradients, for all ranks: sum of loss_partials as two floats (the high one of 12 bits, so that its sum over
 // ranks is exact), this rank's signals, and whether its input was finite.
-struct PackTail { TensorId scalars, loss_partials, not_finite, tail; int64_t batch; };
+struct PackTail { TensorId scalars, loss_partials, not_finite, tail; int64_t losses; };   // losses: of loss_partials
 // A collective says in `progress`, a CollectiveProgress in the host's memory, when it is entered and when it is over;
 // `number` counts the plan's collectives from 1.
 struct Announced { TensorId scalars, progress; int number; };
@@ -182,7 +184,7 @@ struct GatherMoments { TensorId moments, snapshot; int64_t bytes; Announced anno
 // all[rank, ...] = own[...] of every rank, `size` elements each.
 struct GatherMatrices { TensorId own, all; int64_t size; Announced announced; };
 // loss_partials: the numerator of all ranks, then zeros; signals of all ranks into the record.
-struct UnpackTail { TensorId tail, loss_partials, record; int64_t batch; };
+struct UnpackTail { TensorId tail, loss_partials, record; int64_t losses; };
 
 // Books the device's time since the last mark under `phase` (StepRecord); nothing where StepScalars says evaluation.
 struct Mark { TensorId scalars, record; StepPhase phase; };
@@ -198,7 +200,7 @@ struct SnapshotState { TensorId master, moments, record, snapshot; };
 // goes on for the next step, and an overflow is told from what nothing helps; 0: they are not.
 struct GradientNorm {
   TensorId scalars, gradients, partials, loss_partials, record;
-  int64_t size, batch;
+  int64_t size, losses;
   bool own_signals;
   int64_t scale_growth_steps;
 };
@@ -308,7 +310,7 @@ struct Plan {
   std::vector<Constant> constants;
   std::vector<Bucket> buckets;             // in the order of readiness
   int64_t arena_bytes[kNumArenas] = {};
-  // What the step's owner writes or reads.
+  // What the step's owner writes or reads. source kNone: nothing is to be written there.
   TensorId source = kNone, source_ids = kNone, source_labels = kNone, scalars = kNone, record = kNone, ring = kNone;
   TensorId master = kNone, gradients = kNone, moments = kNone, compute = kNone;   // whole flat buffers
   TensorId tail = kNone;    // behind the gradients, where there are several ranks
@@ -325,6 +327,7 @@ struct Plan {
     const int64_t size = bucket.size / ranks;
     return {bucket.offset + rank * size, size, num_moments * (bucket.offset / ranks)};
   }
+  int64_t losses() const { return tensors[loss_partials].bytes / int64_t(sizeof(double)); }   // values of loss_partials
   int64_t TotalBytes() const;   // of the device
   TensorId Find(const std::string& name) const;   // kNone: unknown
 

@@ -74,7 +74,7 @@ class Ranks {
     const TensorId slice = Add(&plan_, absl::StrCat("bucket.", b), bucket.size, real_, Arena::kGradients, bucket.offset);
     const TensorId tail = last ? plan_.tail : kNone;
     bucket.ready = int(plan_.forward_backward.size()) - 1;
-    if (last) Emit(PackTail{plan_.scalars, plan_.loss_partials, plan_.not_finite, tail, plan_.batch}, "pack tail", {plan_.scalars, plan_.loss_partials, plan_.not_finite}, {tail});
+    if (last) Emit(PackTail{plan_.scalars, plan_.loss_partials, plan_.not_finite, tail, plan_.losses()}, "pack tail", {plan_.scalars, plan_.loss_partials, plan_.not_finite}, {tail});
     ReduceBucket reduce{slice, tail, staging_, bucket.size, int(b), {plan_.scalars, plan_.progress, 0}};
     if (plan_.sharded) {
       const Plan::Shard shard = plan_.ShardOf(bucket, plan_.options.rank);

@@ -63,8 +63,7 @@ absl::StatusOr<Plan> MakePlan(v1::JobSpec spec, int64_t batch) {
   spec.mutable_step()->set_batch_per_rank(int32_t(batch));
   PlanOptions options{.compute = ComputeTypeOf(spec.step()), .sizes_only = true};
   ASSIGN_OR_RETURN(const Geometry geometry, Geometry::From(spec.model()));
-  options.rows = RowFormat::Plain(geometry);
-  options.rows.type = WidestRows(spec.data());
+  options.rows = WidestRows(spec.data(), geometry);
   return Plan::Make(spec, options);
 }
 
@@ -93,15 +92,13 @@ int64_t AutogradBytes(const Plan& plan, bool math_attention) {
   return int64_t(flat + kAllocatorSlack * (forward + double(most))) + kTorchWorkspaceBytes;
 }
 
-bool OnGpu(const v1::JobSpec& spec) { return spec.resources().device() != "cpu"; }
-
 int64_t PeakBytes(const Plan& plan, const v1::JobSpec& spec) {
   if (spec.step().mode() == "fused") return plan.TotalBytes();
-  return AutogradBytes(plan, spec.step().mode() == "eager" || spec.step().sdpa_backend() == "math" || !OnGpu(spec));
+  return AutogradBytes(plan, spec.step().mode() == "eager" || spec.step().sdpa_backend() == "math" || !UsesGpu(spec));
 }
 
-int64_t WorkspaceBytes(const v1::JobSpec& spec) { return OnGpu(spec) && spec.step().mode() == "fused" ? kGemmLanes * kGemmWorkspaceBytes : 0; }
-int64_t ContextBytes(const v1::JobSpec& spec) { return OnGpu(spec) ? kContextBytes : 0; }
+int64_t WorkspaceBytes(const v1::JobSpec& spec) { return UsesGpu(spec) && spec.step().mode() == "fused" ? kGemmLanes * kGemmWorkspaceBytes : 0; }
+int64_t ContextBytes(const v1::JobSpec& spec) { return UsesGpu(spec) ? kContextBytes : 0; }
 
 // Memory grows with the batch, so the largest that fits is found by halving.
 absl::StatusOr<int64_t> LargestBatch(const v1::JobSpec& spec, double bytes) {
@@ -267,7 +264,7 @@ absl::StatusOr<int64_t> LeastMemory(const v1::JobSpec& spec) {
 
 absl::StatusOr<PlanReport> ReportPlan(const v1::JobSpec& job, const PlanReportOptions& options) {
   v1::JobSpec spec = job;
-  spec.mutable_step()->set_mode(ResolvedMode(job.step(), OnGpu(job)));
+  spec.mutable_step()->set_mode(ResolvedMode(job.step(), UsesGpu(job)));
   ASSIGN_OR_RETURN(const Card card, FindCard(options.card));
   ASSIGN_OR_RETURN(const Plan plan, MakePlan(spec, spec.step().batch_per_rank()));
   PlanReport report;
@@ -284,7 +281,7 @@ absl::StatusOr<PlanReport> ReportPlan(const v1::JobSpec& job, const PlanReportOp
   report.context_bytes = ContextBytes(spec);
   report.card = card.name;
   Account(plan, card, PeakFlops(card, spec.step()), &report);
-  if (report.exact && OnGpu(spec)) {
+  if (report.exact && UsesGpu(spec)) {
     report.products = ProductsOf(plan, card.name, card.capability, spec.step().tf32(), report.accumulation);
     report.algorithm_table = NewestAlgorithmTable(card.name);
   }

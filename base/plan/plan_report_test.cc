@@ -95,11 +95,12 @@ TEST(PlanReportTest, AccumulationRepeatsAllButTheUpdate) {
 }
 
 TEST(PlanReportTest, SaysWhatFitsAndWithHowMuchWork) {
-  const PlanReport report = Report(Base(), {.memory_gib = 10, .fit = true});
+  constexpr double kGiB = 9.7;   // a little less than it takes
+  const PlanReport report = Report(Base(), {.memory_gib = kGiB, .fit = true});
   ASSERT_EQ(report.fits.size(), 3u);
   const PlanReport::Fit &own = report.fits[0], &plain = report.fits[1], &all = report.fits[2];
   EXPECT_EQ(own.batch_per_rank, 128);
-  EXPECT_LE(own.peak_device_bytes + (int64_t{128} << 20) + kContextBytes, int64_t{10} << 30);
+  EXPECT_LE(double(own.peak_device_bytes + (int64_t{128} << 20) + kContextBytes), kGiB * double(1 << 30));
   EXPECT_GT(own.flops_ratio, 1.0);
   EXPECT_LT(own.flops_ratio, 1.1) << "one stage is enough";
   EXPECT_TRUE(plain.checkpoint_stages.empty());

@@ -14,7 +14,7 @@ struct RowFormat {
   RowRules rules;
 
   bool operator==(const RowFormat&) const = default;
-  int64_t row_bytes() const { return rules.channels * rules.samples * SizeOf(type); }
+  int64_t row_bytes() const { return rules.synthetic > 0 ? 0 : rules.channels * rules.samples * SizeOf(type); }
 
   // Values of a model's input as they are.
   static RowFormat Plain(const Geometry& geometry) {
@@ -32,8 +32,13 @@ struct RowFormat {
   static RowFormat Or(const RowFormat& asked, const Geometry& geometry) { return asked.rules.samples > 0 ? asked : Plain(geometry); }
 };
 
-// The type of a job's rows as far as the job alone tells it: the widest that its data may have.
-inline DType WidestRows(const v1::DataSpec& data) { return data.source() == "images" ? DType::kI16 : DType::kF32; }
+// A job's rows as far as the job alone tells them: the widest that its data may have.
+inline RowFormat WidestRows(const v1::DataSpec& data, const Geometry& geometry) {
+  RowFormat format = RowFormat::Plain(geometry);
+  if (data.source() == "images") format.type = DType::kI16;
+  if (data.source() == "synthetic") format.rules.synthetic = data.synthetic_samples() > 0 ? data.synthetic_samples() : 1;
+  return format;
+}
 
 inline const char* RowTypeName(DType rows) {
   switch (rows) {
@@ -43,5 +48,7 @@ inline const char* RowTypeName(DType rows) {
     default: return "f32";
   }
 }
+
+inline const char* RowsName(const RowFormat& rows) { return rows.rules.synthetic > 0 ? "synthetic" : RowTypeName(rows.type); }
 
 }  // namespace hierad

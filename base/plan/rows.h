@@ -23,6 +23,8 @@ struct RowRules {
   double flip = 0;          // probability
   double channel_drop = 0;  // probability of each channel
   double amplitude_least = 1, amplitude_most = 1;
+  // Samples of a synthetic set: no rows are stored, the step draws their values (SyntheticStream) where it runs. 0: rows are stored.
+  int64_t synthetic = 0;
 
   bool operator==(const RowRules&) const = default;
 };
@@ -59,6 +61,16 @@ HIERAD_HOST_DEVICE inline bool DropsChannel(const RowRules& rules, uint64_t seed
          double(RandomStream{seed, Draw::kChannelDrop, epoch, visit}.Uniform(uint64_t(channel))) < rules.channel_drop;
 }
 
+// Word i of it makes value i of a synthetic set's sample, counted through its channels.
+HIERAD_HOST_DEVICE inline RandomStream SyntheticStream(const RowRules& rules, uint64_t seed, uint64_t visit) {
+  return {seed, Draw::kSynthetic, 1, visit % uint64_t(rules.synthetic)};
+}
+// The sum of four bytes is close to normal; brought to mean 0 and variance 1. Whole numbers up to one product: the same bits on all devices.
+HIERAD_HOST_DEVICE inline float SyntheticValue(uint32_t word) {
+  const int sum = int(word & 255) + int(word >> 8 & 255) + int(word >> 16 & 255) + int(word >> 24);
+  return float(sum - 510) * 0.0067658648f;   // 1 / sqrt(4 (256^2 - 1) / 12)
+}
+
 // Where in the row's channel value `i` of the model's channel comes from; -1: nowhere, it is 0.
 HIERAD_HOST_DEVICE inline int64_t SourcePlace(const RowRules& rules, const RowDraws& draws, int64_t i) {
   if (draws.flip) i += rules.width - 1 - 2 * (i % rules.width);
@@ -71,7 +83,7 @@ HIERAD_HOST_DEVICE inline int64_t SourcePlace(const RowRules& rules, const RowDr
 template <typename S>
 struct RowBatch {
   const StepScalars* scalars;
-  const void* source;              // [slots, batch, channels, samples] of `type`
+  const void* source;              // [slots, batch, channels, samples] of `type`; null of a synthetic set
   DType type;                      // kU8, kI16, kF16 or kF32
   const int64_t* source_ids;       // [slots, batch]
   const int64_t* source_labels;    // the same; null with `labels`

@@ -89,6 +89,9 @@ inline constexpr int64_t ReduceParts(int64_t rows) {
   const int64_t parts = rows / 16;
   return parts < 1 ? 1 : parts > kReduceParts ? kReduceParts : parts;
 }
+// Parts of a sample's loss, so that small batches fill a card too: part p takes its masked tokens [p * chunk, (p + 1) * chunk), chunk the
+// tokens a part rounded up.
+inline constexpr int64_t kLossParts = 8;
 // Rows of a part where the sum is made by the product before it: those of its tiles.
 inline constexpr int64_t kGeluPartRows = 128;
 // Matrix products on a GPU: streams that run at once, and the workspace of each, for split-K and the like.

@@ -112,7 +112,7 @@ def print_scaling(results):
         difference = r.get("weight_difference")
         reading = f"{100 * (r['read_now_median_ms'] / r['read_rarely_median_ms'] - 1):+8.2f}%" if "read_now_median_ms" in r and "read_rarely_median_ms" in r else "        -"
         print(f"{begin} {r['full_step_median_ms']:10.2f} {over} {exposed if exposed is not None else float('nan'):10.3f} {rate:10.0f} "
-              f"{difference if difference is not None else float('nan'):9.1e} {reading}")
+              f"{float(difference if difference is not None else 'nan'):9.1e} {reading}")
 
 
 def rate_of(r):

@@ -43,13 +43,13 @@ class ResumeTest(cluster.ClusterTest):
 
         disturbed = 0
         for round_number in range(ROUNDS):
-            # A checkpoint is written while training goes on, and stands for sure when the next one is due.
             kill_at = rng.randrange(2 * EVERY + 1, STEPS - 20)
             victims = rng.choice(([0], [1], [0, 1]))
             with self.subTest(round=round_number, kill_at=kill_at, victims=victims):
                 job_id = c.submit(name=f"disturbed{round_number}", steps=STEPS, every=EVERY, backoff=2)
                 c.wait_state(job_id, "RUNNING")
                 folder, pids = c.run_folder(job_id), c.rank_pids(job_id)
+                c.wait_checkpoint(job_id, EVERY)   # training goes on while it is written
                 c.wait_step(folder, kill_at)
                 time.sleep(rng.uniform(0, 0.05))   # anywhere in a step or a save
                 if not all(cluster.alive(pids[rank]) for rank in victims):
@@ -102,7 +102,7 @@ class DamagedCheckpointTest(cluster.ClusterTest):
         job_id = c.submit(name="damaged", steps=400, every=EVERY, keep=4, backoff=4)
         c.wait_state(job_id, "RUNNING")
         folder = c.run_folder(job_id)
-        c.wait_step(folder, 5 * EVERY)
+        wait_for(lambda: len(c.json("checkpoints", job_id)["checkpoints"]) >= 3, "three checkpoints", 60)
         os.kill(c.rank_pids(job_id)[0], signal.SIGKILL)
         c.wait_state(job_id, "QUEUED")
         names = sorted(name for name in os.listdir(os.path.join(folder, "checkpoints")) if name.startswith("step-"))

@@ -60,7 +60,8 @@ class RunTest(cluster.ClusterTest):
         names = os.listdir(folder)
         for name in ("checkpoints", "exported", "metrics.jsonl", "pictures", "train.log", "rank-0.log", "rank-1.log", "job.yaml"):
             self.assertIn(name, names)
-        self.assertEqual(sorted(os.listdir(os.path.join(folder, "checkpoints"))), ["step-000000030", "step-000000040"])
+        saved = sorted(os.listdir(os.path.join(folder, "checkpoints")))
+        self.assertEqual((len(saved), saved[-1]), (2, "step-000000040"))   # the newest two
         for name in ("model.safetensors", "optimizer.safetensors", "state.json", "manifest.json"):
             self.assertIn(name, os.listdir(os.path.join(folder, "checkpoints", "step-000000040")))
         with open(os.path.join(folder, "exported", "model.safetensors"), "rb") as file:
@@ -82,7 +83,7 @@ class RunTest(cluster.ClusterTest):
         listed = c.json("list")["jobs"]
         self.assertEqual([int(job["id"]) for job in listed], [job_id])
         checkpoints = c.json("checkpoints", job_id)["checkpoints"]
-        self.assertEqual([int(info["step"]) for info in checkpoints], [40, 30])
+        self.assertEqual([f"step-{int(info['step']):09d}" for info in checkpoints], saved[::-1])
         nodes = c.json("nodes")["nodes"]
         self.assertEqual(len(nodes), 1)
         self.assertEqual(len(nodes[0]["slots"]), 2)

@@ -165,7 +165,7 @@ class SmallHierad {
       case 3: return coordinator_->Resume(id, done);
       case 4: return coordinator_->Checkpoint(id, done);
       case 5: return coordinator_->SetLr(id, payload.size() > 2 ? uint8_t(payload[2]) * 0.01 : -1, done);
-      case 6: return coordinator_->Get(id, done);
+      case 6: return payload.size() > 2 ? coordinator_->SetLogLevel(id, payload.substr(2), done) : coordinator_->Get(id, done);
       default: return coordinator_->DrainNode("node", payload.size() > 2 && payload[2] != 0, [](auto) {});
     }
   }

@@ -68,7 +68,7 @@ struct Shape {
 };
 
 // x, ids, labels and the visit that is not finite are those of the plain kernel. `spoil`: one value that is not finite.
-void Compare(const Shape& shape, DType type, int drawn, bool spoil, std::mt19937* random) {
+void Compare(const Shape& shape, DType type, int drawn, bool spoil, bool synthetic, std::mt19937* random) {
   auto unit = [&] { return double((*random)()) / 4294967296.0; };
   RowRules rules;
   rules.channels = shape.channels, rules.samples = shape.samples, rules.width = shape.width;
@@ -77,6 +77,7 @@ void Compare(const Shape& shape, DType type, int drawn, bool spoil, std::mt19937
   if ((drawn & 1) != 0) rules.flip = 0.5;
   if ((drawn & 2) != 0) rules.shift = 1 + shape.samples / 8;
   if ((drawn & 4) != 0) rules.channel_drop = 0.3, rules.amplitude_least = 0.5, rules.amplitude_most = 1.7;
+  if (synthetic) rules.synthetic = 1000;
   const int64_t values = shape.batch * shape.channels * shape.samples;
   std::vector<uint8_t> source = RandomRows(type, 2 * values, random);
   StepScalars s{};
@@ -123,11 +124,16 @@ TEST(RowsGpuTest, EveryTypeShapeAndDrawHasThePlainKernelsBits) {
                           {1, 4, 4096, 64}, {2, 3, 4100, 20}, {130, 19, 36, 6}, {2, 1, 50000, 50000}};
   std::mt19937 random(401);
   for (const Shape& shape : shapes) {
+    for (int drawn = 0; drawn <= 8; ++drawn) {
+      SCOPED_TRACE(absl::StrCat(shape.batch, "x", shape.channels, "x", shape.samples, " synthetic, draws ", drawn));
+      Compare(shape, DType::kF32, drawn, /*spoil=*/false, /*synthetic=*/true, &random);
+      if (::testing::Test::HasFailure()) return;
+    }
     for (const DType type : kTypes) {
       for (int drawn = 0; drawn <= 8; ++drawn) {
         for (const bool spoil : {false, true}) {
           SCOPED_TRACE(absl::StrCat(shape.batch, "x", shape.channels, "x", shape.samples, " ", RowTypeName(type), " draws ", drawn, spoil ? " spoilt" : ""));
-          Compare(shape, type, drawn, spoil, &random);
+          Compare(shape, type, drawn, spoil, /*synthetic=*/false, &random);
           if (::testing::Test::HasFailure()) return;
         }
       }

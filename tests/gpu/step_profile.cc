@@ -115,7 +115,7 @@ void Profile(const v1::JobSpec& job) {
   std::sort(sorted.begin(), sorted.end(), [](const auto& a, const auto& b) { return a.second.ms > b.second.ms; });
   std::printf("B = %d: %zu operations, %.2f ms alone\n%9s %5s %9s %9s  kind\n", int(plan.batch), ops.size(), total, "ms", "times", "TFLOP/s", "GB/s");
   for (const auto& [kind, row] : sorted) {
-    if (row.ms < 0.004 * total) break;
+    if (row.ms < 0.002 * total) break;
     std::printf("%9.3f %5d %9.0f %9.0f  %s\n", row.ms, row.count, row.flops / row.ms * 1e-9, row.bytes / row.ms * 1e-6, kind.c_str());
   }
 }

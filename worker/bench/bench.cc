@@ -60,9 +60,12 @@ absl::StatusOr<v1::JobSpec> JobOf(const BenchArguments& arguments) {
   return spec;
 }
 
+constexpr int64_t kSyntheticSamples = 1 << 16;
+
 // Rows of the type asked for, which the model sees as numbers in [-1, 1].
 RowFormat FormatOf(const std::string& type, const Geometry& geometry) {
   RowFormat format = RowFormat::Plain(geometry);
+  if (type == "synthetic") format.rules.synthetic = kSyntheticSamples;
   format.type = type == "u8" ? DType::kU8 : type == "i16" ? DType::kI16 : type == "f16" ? DType::kF16 : DType::kF32;
   const float offset = type == "u8" ? 127.5f : type == "i16" ? -0.5f : 0.0f, scale = type == "u8" ? 1 / 127.5f : type == "i16" ? 1 / 32767.5f : 1.0f;
   format.offset.assign(format.offset.size(), offset);
@@ -124,10 +127,10 @@ class Batches {
  public:
   Batches(const v1::JobSpec& spec, const Geometry& geometry, const RowFormat& rows, int rank, int world, bool cuda)
       : row_bytes_(rows.row_bytes()), batch_(spec.step().batch_per_rank()), micro_steps_(spec.step().accumulation()), rank_(rank), world_(world), memory_(BatchMemory(cuda)) {
-    const size_t bytes = size_t(2 * batch_ * row_bytes_);
+    const size_t bytes = std::max<size_t>(1, size_t(2 * batch_ * row_bytes_));
     auto* memory = static_cast<std::byte*>(memory_.allocate ? memory_.allocate(bytes) : nullptr);
     if (memory == nullptr) drawn_.resize(bytes), memory = drawn_.data();
-    DrawSamples(2 * batch_ * rank, 2 * batch_, rows, memory);
+    if (row_bytes_ > 0) DrawSamples(2 * batch_ * rank, 2 * batch_, rows, memory);
     samples_ = memory;
     visits_.resize(2 * micro_steps_ * batch_);   // ids live for two steps
     for (int64_t i = 0; i < batch_; ++i) labels_.push_back(i % geometry.spec.num_classes());
@@ -208,7 +211,8 @@ absl::StatusOr<double> WeightDifference(Step* step, Communicator* communicator) 
   double largest = 0;
   for (size_t i = 0; i < first.size(); ++i) {
     const double difference = std::abs(double(first[i]) - double(own.parameters[i]));
-    if (!(difference <= largest)) largest = difference;   // NaN counts
+    if (std::isnan(difference)) return difference;
+    largest = std::max(largest, difference);
   }
   return largest;
 }
@@ -258,7 +262,7 @@ absl::StatusOr<nlohmann::json> Bench(const BenchArguments& arguments, bool cuda,
                       {"optimizer", spec.optimizer().name()},
                       {"parameters", table.num_elements},
                       {"batch", spec.step().batch_per_rank()},
-                      {"rows", RowTypeName(options.rows.type)},
+                      {"rows", RowsName(options.rows)},
                       {"batch_bytes", spec.step().batch_per_rank() * options.rows.row_bytes()},
                       {"accumulation", spec.step().accumulation()},
                       {"world", communicator->size()},
@@ -276,7 +280,9 @@ absl::StatusOr<nlohmann::json> Bench(const BenchArguments& arguments, bool cuda,
   if (communicator->size() == 1) return json;
   ASSIGN_OR_RETURN(const uint64_t hash, step->ParameterHash());
   json["parameter_hash"] = absl::StrCat(absl::Hex(hash, absl::kZeroPad16));
-  ASSIGN_OR_RETURN(json["weight_difference"], WeightDifference(step.get(), communicator));
+  ASSIGN_OR_RETURN(const double difference, WeightDifference(step.get(), communicator));
+  if (std::isnan(difference)) json["weight_difference"] = "NaN";   // JSON has no such number
+  else json["weight_difference"] = difference;
   return json;
 }
 

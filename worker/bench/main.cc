@@ -25,7 +25,7 @@ int Main(int argc, char** argv) {
   app.add_option("--q-pool", arguments.q_pool, "q_pool (default: the task's)");
   app.add_option("--drop-path", arguments.drop_path, "drop_path_rate");
   app.add_option("--batch", arguments.batch, "samples per rank and micro-step");
-  app.add_option("--rows", arguments.rows, "type of the stored samples")->check(CLI::IsMember({"u8", "i16", "f16", "f32"}));
+  app.add_option("--rows", arguments.rows, "type of the stored samples; synthetic: drawn by the step")->check(CLI::IsMember({"u8", "i16", "f16", "f32", "synthetic"}));
   app.add_option("--accumulation", arguments.accumulation, "micro-steps per step");
   app.add_option("--mode", arguments.mode, "auto|eager|optimized|graph_safe|fused");
   app.add_option("--precision", arguments.precision, "fp32|bf16|fp16");

@@ -70,7 +70,9 @@ std::string ReadToEnd(int fd) {
   return text;
 }
 
-absl::StatusOr<nlohmann::json> Joined(const std::vector<std::string>& texts) {
+}  // namespace
+
+absl::StatusOr<nlohmann::json> JoinRanks(const std::vector<std::string>& texts) {
   std::vector<nlohmann::json> ranks;
   for (size_t r = 0; r < texts.size(); ++r) {
     nlohmann::json json = nlohmann::json::parse(texts[r], nullptr, /*allow_exceptions=*/false);
@@ -78,20 +80,18 @@ absl::StatusOr<nlohmann::json> Joined(const std::vector<std::string>& texts) {
     ranks.push_back(std::move(json));
   }
   nlohmann::json all = ranks[0];
-  double difference = 0;
+  nlohmann::json& difference = all["weight_difference"];
   bool same = true;
   for (const nlohmann::json& rank : ranks) {
     for (const char* key : {"full_step_median_ms", "communication_median_ms", "backward_median_ms"}) all["ranks"][key].push_back(rank[key]);
-    difference = std::max(difference, rank["weight_difference"].get<double>());
+    // "NaN" stays: it is no difference of 0.
+    if (const nlohmann::json& own = rank["weight_difference"]; !own.is_number() || (difference.is_number() && own > difference)) difference = own;
     same = same && rank["parameter_hash"] == all["parameter_hash"];
     all["full_step_median_ms"] = std::max(all["full_step_median_ms"].get<double>(), rank["full_step_median_ms"].get<double>());
   }
-  all["weight_difference"] = difference;
   all["hashes_equal"] = same;
   return all;
 }
-
-}  // namespace
 
 absl::StatusOr<nlohmann::json> BenchRanks(const BenchArguments& arguments) {
   int blob[2];
@@ -121,7 +121,7 @@ absl::StatusOr<nlohmann::json> BenchRanks(const BenchArguments& arguments) {
     close(outputs[size_t(r)]);
     waitpid(pids[size_t(r)], nullptr, 0);
   }
-  return Joined(texts);
+  return JoinRanks(texts);
 }
 
 }  // namespace hierad

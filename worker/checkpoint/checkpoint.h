@@ -2,7 +2,7 @@
 // folder, every file fsynced, the manifest (sizes and SHA-256 of the others) last, then renamed and the parent synced.
 //   model.safetensors      parameters by FAIR's names, fp32
 //   optimizer.safetensors  exp_avg and exp_avg_sq as "<name>.exp_avg", "<name>.exp_avg_sq"; "<name>.ema" where there is one
-//   state.json             step, updates, loss scale, position, seed, job: no mode, no memory layout, no world size dependence
+//   state.json             step, updates, loss scale, position, seed, job, the products' algorithms: no mode, no memory layout, no world size dependence
 //   manifest.json
 #pragma once
 
@@ -30,6 +30,7 @@ struct CheckpointContents {
   std::optional<double> eval_loss;
   double best_eval_loss = 0;             // least so far; meaningful with has_best
   bool has_best = false;
+  std::string algorithms;                // Step::algorithms of who wrote it
 };
 
 class CheckpointFolder {

@@ -50,6 +50,7 @@ CheckpointContents Contents(const ParameterTable& table, int64_t step, std::opti
   c.eval_loss = eval_loss;
   c.has_best = eval_loss.has_value();
   c.best_eval_loss = eval_loss.value_or(0);
+  c.algorithms = "card.cublasLt-1 0123";
   int k = 0;
   for (auto* flat : {&c.state.parameters, &c.state.exp_avg, &c.state.exp_avg_sq}) {
     flat->assign(size_t(table.flat_size), 0.0f);
@@ -100,6 +101,7 @@ class Checkpoints : public ::testing::Test {
     EXPECT_EQ(c.state.nan_steps_in_row, 1);
     EXPECT_EQ(c.state.loss_scale.value, 8192);
     EXPECT_EQ(c.state.loss_scale.good_steps, 1999);
+    EXPECT_EQ(c.algorithms, "card.cublasLt-1 0123");
     EXPECT_EQ(c.state.parameters, expected.state.parameters);
     EXPECT_EQ(c.state.exp_avg, expected.state.exp_avg);
     EXPECT_EQ(c.state.exp_avg_sq, expected.state.exp_avg_sq);

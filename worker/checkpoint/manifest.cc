@@ -87,6 +87,7 @@ std::string StateToText(const CheckpointContents& contents, const v1::JobSpec& s
   }
   if (contents.eval_loss) out["eval_loss"] = Number(*contents.eval_loss);
   if (contents.has_best) out["best_eval_loss"] = Number(contents.best_eval_loss);
+  if (!contents.algorithms.empty()) out["algorithms"] = contents.algorithms;
   std::string job;
   google::protobuf::util::JsonPrintOptions options;
   options.preserve_proto_field_names = true;
@@ -122,6 +123,7 @@ absl::StatusOr<CheckpointContents> StateFromText(const std::string& text) {
       contents.has_best = true;
       contents.best_eval_loss = NumberOf(in["best_eval_loss"]);
     }
+    if (in.contains("algorithms")) contents.algorithms = in["algorithms"].get<std::string>();
     return contents;
   } catch (const json::exception&) {
     return absl::DataLossError("state.json is not one that hiera-worker wrote");

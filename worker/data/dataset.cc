@@ -1,13 +1,10 @@
 #include "worker/data/dataset.h"
 
 #include <algorithm>
-#include <cmath>
 #include <cstddef>
-#include <numbers>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "base/random.h"
 #include "base/status.h"
 #include "worker/data/image_dataset.h"
 #include "worker/data/signal_dataset.h"
@@ -17,45 +14,26 @@
 namespace hierad {
 namespace {
 
-// Normal numbers: each sample is a window at its own place of one fixed table, so that making it costs a copy and a
-// benchmark measures the step, not the generator.
+// Random numbers, which the step draws where it runs (RowRules::synthetic): nothing is made, read or copied here.
 class Synthetic : public Dataset {
  public:
   Synthetic(const v1::DataSpec& data, const Geometry& geometry)
       : count_(data.synthetic_samples()), num_classes_(geometry.spec.task() == "classify" ? geometry.spec.num_classes() : 0),
-        format_(RowFormat::Plain(geometry)), size_(format_.rules.channels * format_.rules.samples), table_(kTableSize) {
-    const RandomStream draws{0, Draw::kSynthetic, 0, 0};
-    for (uint32_t i = 0; i < kTableSize; i += 2) {   // Box-Muller
-      const double radius = std::sqrt(-2 * std::log(1 - double{draws.Uniform(i)})), angle = 2 * std::numbers::pi * draws.Uniform(i + 1);
-      table_[i] = static_cast<float>(radius * std::cos(angle));
-      table_[i + 1] = static_cast<float>(radius * std::sin(angle));
-    }
+        format_(RowFormat::Plain(geometry)) {
+    format_.rules.synthetic = count_;
   }
   int64_t count() const override { return count_; }
   int64_t num_classes() const override { return num_classes_; }
   std::string class_name(int64_t label) const override { return absl::StrCat(label); }
   int64_t label(uint64_t sample) const override { return num_classes_ ? static_cast<int64_t>(sample % num_classes_) : -1; }
   std::string SampleName(uint64_t sample) const override { return absl::StrCat("synthetic sample ", sample); }
-  std::string Describe() const override { return absl::StrCat("synthetic: ", count_, " samples of ", size_, " normal numbers"); }
+  std::string Describe() const override { return absl::StrCat("synthetic: ", count_, " samples of ", format_.rules.channels * format_.rules.samples, " random numbers, drawn by the step"); }
   const RowFormat& row_format() const override { return format_; }
-  absl::Status ReadRow(const Visit& visit, void* row) const override {
-    auto* const x_CS = static_cast<float*>(row);
-    uint32_t at = RandomStream{visit.seed, Draw::kSynthetic, 1, visit.sample}.Word(0) % kTableSize;
-    for (int64_t done = 0; done < size_;) {
-      const int64_t run = std::min<int64_t>(size_ - done, kTableSize - at);
-      std::copy_n(table_.data() + at, run, x_CS + done);
-      done += run;
-      at = 0;
-    }
-    return absl::OkStatus();
-  }
+  absl::Status ReadRow(const Visit&, void*) const override { return absl::OkStatus(); }
 
  private:
-  static constexpr uint32_t kTableSize = 1 << 20;
   const int64_t count_, num_classes_;
-  const RowFormat format_;
-  const int64_t size_;
-  std::vector<float> table_;
+  RowFormat format_;
 };
 
 class PreparedDataset : public Dataset {
@@ -65,7 +43,7 @@ class PreparedDataset : public Dataset {
     std::fill(format_.offset.begin(), format_.offset.end(), 0.0f);
     std::fill(format_.scale.begin(), format_.scale.end(), 1.0f);
     format_.rules.points = format_.rules.samples;
-    format_.rules.clip = 0;
+    format_.rules.clip = 0, format_.rules.synthetic = 0;
   }
   int64_t count() const override { return dataset_->count(); }
   int64_t num_classes() const override { return dataset_->num_classes(); }
@@ -121,7 +99,7 @@ absl::Status Dataset::NotFinite(uint64_t sample) const {
 }
 
 absl::Status Dataset::Read(const Visit& visit, float* x_CS) const {
-  if (row_format().row_bytes() == 0) return ErrorOf(v1::REASON_INTERNAL, "a data set without a row format was asked for a sample.");
+  if (row_format().rules.samples == 0) return ErrorOf(v1::REASON_INTERNAL, "a data set without a row format was asked for a sample.");
   const std::unique_ptr<std::byte[]> row(new std::byte[row_format().row_bytes()]);
   RETURN_IF_ERROR(ReadRow(visit, row.get()));
   return ConvertRow(row_format(), row.get(), visit, visit.augment, x_CS) ? absl::OkStatus() : NotFinite(visit.sample);

@@ -216,20 +216,33 @@ TEST(OpenDataset, MissingFilesAreDataErrorsWithThePath) {
   }
 }
 
-TEST(Synthetic, IsStandardNormalAndTheSameEachTime) {
+TEST(Synthetic, HasMeanZeroAndVarianceOneAndIsTheSameEachTime) {
   v1::DataSpec data;
   data.set_source("synthetic");
   data.set_synthetic_samples(100);
-  Geometry geometry = InputGeometry(8, {1 << 17});   // a sample as long as the table
+  Geometry geometry = InputGeometry(8, {1 << 15});
   const auto dataset = OpenDataset(data, "", geometry, nullptr);
   ASSERT_TRUE(dataset.ok());
-  const std::vector<float> x = Read(**dataset, 3, 8 << 17), again = Read(**dataset, 3, 8 << 17), other = Read(**dataset, 4, 8 << 17);
-  EXPECT_EQ(x, again);
-  EXPECT_NE(x, other);
-  double mean = 0, square = 0;
-  for (float v : x) mean += v / x.size(), square += double(v) * v / x.size();
-  EXPECT_NEAR(mean, 0, 0.005);
+  EXPECT_EQ((*dataset)->row_format().row_bytes(), 0);
+  const auto read = [&](const Visit& visit) {
+    std::vector<float> x(8 << 15, NAN);
+    EXPECT_TRUE((*dataset)->Read(visit, x.data()).ok());
+    return x;
+  };
+  const std::vector<float> x = read({3, 3, 7, 0});
+  EXPECT_EQ(x, read({3, 203, 7, 5})) << "a repetition, in another epoch, is of the same sample";
+  EXPECT_NE(x, read({4, 4, 7, 0}));
+  EXPECT_NE(x, read({3, 3, 8, 0}));
+  double mean = 0, square = 0, tail = 0, covariance = 0;
+  for (size_t i = 0; i < x.size(); ++i) {
+    mean += x[i] / double(x.size()), square += double(x[i]) * x[i] / double(x.size());
+    tail += (std::abs(x[i]) < 1) / double(x.size());
+    if (i > 0) covariance += double(x[i]) * x[i - 1] / double(x.size());
+  }
+  EXPECT_NEAR(mean, 0, 0.008);
   EXPECT_NEAR(square, 1, 0.01);
+  EXPECT_NEAR(tail, 0.68, 0.02);   // a uniform number of that variance: 0.58
+  EXPECT_NEAR(covariance, 0, 0.008);
 }
 
 }  // namespace

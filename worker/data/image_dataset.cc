@@ -136,7 +136,7 @@ class ImageFolder : public Dataset {
     }
     if (listing_.count() == 0)
       return ErrorOf(v1::REASON_DATA_ERROR, absl::StrCat("data.path ", Printable(root_), ": 0 images (.jpg, .jpeg, .png, .webp, .tif, .tiff) among ", top.folders.size(), " folders and ", listing_.other_files, " other files; at least 1 is needed"));
-    deep_ = HoldsDeep();
+    ASSIGN_OR_RETURN(deep_, HoldsDeep());
     format_.type = deep_ ? DType::kI16 : DType::kU8;
     format_.rules.flip = data_.flip();
     std::vector<double> mean, spread;
@@ -207,14 +207,17 @@ class ImageFolder : public Dataset {
     }
   }
 
-  // A folder is of 16 bits where one of a few files, from all of it, is.
-  bool HoldsDeep() const {
+  // A folder is of 16 bits where one of a few files, from all of it, is. Always the same files: one of them that cannot be read now may
+  // be the one that decides, so that only data.on_error: skip goes on without it.
+  absl::StatusOr<bool> HoldsDeep() const {
     const int64_t step = std::max<int64_t>(1, listing_.count() / kDeepLooks);
+    bool deep = false;
     for (int64_t sample = 0; sample < listing_.count(); sample += step) {
       const auto file = ReadJobFile(Path(sample), limits::kImageFileBytes);
-      if (file.ok() && IsDeep(*file)) return true;
+      if (file.ok()) deep = deep || IsDeep(*file);
+      else if (data_.on_error() != "skip") return ErrorOf(v1::REASON_DATA_ERROR, absl::StrCat(SampleName(sample), ": ", file.status().message()));
     }
-    return false;
+    return deep;
   }
 
   static void Count(std::atomic<int64_t>* sum, std::chrono::nanoseconds time) { sum->fetch_add(time.count(), std::memory_order_relaxed); }

@@ -6,6 +6,7 @@
 #include <chrono>
 #include <cmath>
 #include <random>
+#include <unistd.h>
 
 #include "base/status.h"
 #include "gmock/gmock.h"
@@ -215,6 +216,20 @@ TEST(ImageFolder, ClassesAreSubFoldersInOrder) {
   EXPECT_EQ((*dataset)->label(1), 1);
   EXPECT_THAT((*dataset)->SampleName(0), HasSubstr("a/deep/1.JPG (sample 0)"));
   EXPECT_THAT((*dataset)->Describe(), HasSubstr("2 other files"));
+}
+
+// Whether a folder's rows have 16 bits must not hang on which of its files could be read just now.
+TEST(ImageFolder, AFileThatCannotBeReadIsNoFileOfEightBits) {
+  TestFolder folder;
+  folder.Write("1.png", Png(Ramp(8, 8, 3)));
+  ASSERT_EQ(symlink("nowhere.png", folder.Path("0.png").c_str()), 0);
+  v1::DataSpec data = Images();
+  data.set_on_error("fail");
+  const auto refused = OpenDataset(data, folder.Path(""), InputGeometry(3, {8, 8}), nullptr);
+  EXPECT_EQ(ReasonOf(refused.status()), v1::REASON_DATA_ERROR);
+  EXPECT_THAT(std::string(refused.status().message()), HasSubstr("0.png (sample 0)"));
+  data.set_on_error("skip");
+  EXPECT_TRUE(OpenDataset(data, folder.Path(""), InputGeometry(3, {8, 8}), nullptr).ok());
 }
 
 TEST(ImageFolder, RefusesMixturesEmptinessAndOtherShapes) {

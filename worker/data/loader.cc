@@ -60,8 +60,10 @@ class ThreadedLoader : public Loader {
       end_ = length_.total_steps * accumulation_;
     }
     requested_ = reading_ = next_;
-    row_bytes_ = options_.spec.model().in_chans() * SizeOf(dataset_->row_format().type);
+    const RowFormat& rows = dataset_->row_format();
+    row_bytes_ = options_.spec.model().in_chans() * SizeOf(rows.type);
     for (int axis : options_.spec.model().input_size()) row_bytes_ *= axis;
+    if (rows.rules.synthetic > 0) row_bytes_ = 0;
   }
 
   ~ThreadedLoader() override {
@@ -79,7 +81,7 @@ class ThreadedLoader : public Loader {
     ahead_ = bytes > kLargeBatchBytes ? 1 : 2;
     slots_.resize(accumulation_ + 1 + ahead_);
     for (Slot& slot : slots_) {
-      slot.x_BCS = static_cast<std::byte*>(Allocate(bytes));
+      slot.x_BCS = static_cast<std::byte*>(Allocate(std::max<int64_t>(1, bytes)));
       if (!slot.x_BCS) return ErrorOf(v1::REASON_HOST_OOM, absl::StrCat("no host memory for ", slots_.size(), " input batches of ", bytes, " bytes; lower step.batch_per_rank"));
       slot.labels_B.resize(batch_);
       slot.ids_B.resize(batch_);

@@ -32,7 +32,7 @@ struct RunLength {
 std::vector<uint64_t> EpochOrder(uint64_t seed, uint32_t epoch, int64_t visits);
 
 // One rank's share of one micro-step, in host memory (pinned where there is a GPU), in the rows of its data set
-// (Dataset::row_format). Those at and beyond `real` are zero bytes.
+// (Dataset::row_format; of a synthetic set they have no bytes). Those at and beyond `real` are zero bytes.
 struct MicroBatch {
   const void* x_BCS = nullptr;           // [batch_per_rank, in_chans, input_size...]
   const int64_t* labels_B = nullptr;     // -1: none

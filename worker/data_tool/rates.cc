@@ -51,7 +51,7 @@ absl::StatusOr<Report> MeasureRates(const RateOptions& asked) {
   const std::shared_ptr<const Dataset> dataset = std::move(opened);
   Report report;
   report["data"] = dataset->Describe();
-  report["row"] = absl::StrCat(RowTypeName(dataset->row_format().type), ", ", dataset->row_format().row_bytes(), " bytes");
+  report["row"] = absl::StrCat(RowsName(dataset->row_format()), ", ", dataset->row_format().row_bytes(), " bytes");
   report["opened_in_s"] = Now() - opening;
   const int cores = std::max(1, static_cast<int>(std::thread::hardware_concurrency()));
   std::vector<int> threads = options.threads;

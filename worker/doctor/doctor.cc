@@ -101,8 +101,7 @@ std::string DoctorFigures(const v1::JobSpec* job, const std::string& nvml) {
   Json figures = {{"gpus", JsonOf(cards)}, {"cuda_runtime", versions.cuda_runtime}, {"nccl", versions.nccl}};
   if (job != nullptr) {
     const int cores = std::max(1, int(std::thread::hardware_concurrency()));
-    const std::string& device = job->resources().device();
-    const bool cuda = device == "cuda" || (device == "auto" && !cards.cards.empty());
+    const bool cuda = UsesGpu(*job, !cards.cards.empty());
     const auto geometry = Geometry::From(job->model());
     const auto said = [&](const auto& measure) {
       if (!geometry.ok()) return Problem(geometry.status());

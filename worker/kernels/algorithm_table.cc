@@ -5,9 +5,12 @@
 
 #include <cctype>
 #include <cstdlib>
+#include <sstream>
 
+#include "absl/strings/escaping.h"
 #include "absl/strings/str_cat.h"
 #include "base/fs.h"
+#include "base/sha256.h"
 #include "base/status.h"
 
 namespace hierad::kernels {
@@ -25,6 +28,47 @@ std::string CacheFolder() {
 
 }  // namespace
 
+absl::Status AlgorithmTable::Read(const std::string& text, size_t row_bytes, bool measured_here) {
+  std::istringstream in(text);
+  for (std::string key, hex; in >> key >> hex;) {
+    const std::string bytes = absl::HexStringToBytes(hex);
+    if (bytes.size() != row_bytes) {
+      return ErrorOf(v1::REASON_USER_ERROR, absl::StrCat("algorithm table: the entry of ", key, " has ", bytes.size(), " bytes instead of ",
+                                                         row_bytes, "; make the table again."));
+    }
+    rows_[key] = bytes;
+    if (measured_here) measured_.insert(key);
+  }
+  return absl::OkStatus();
+}
+
+void AlgorithmTable::KeepMeasured(const std::string& key, const std::string& algorithm) {
+  rows_[key] = algorithm;
+  measured_.insert(key);
+}
+
+const std::string* AlgorithmTable::Find(const std::string& key) const {
+  const auto found = rows_.find(key);
+  return found == rows_.end() ? nullptr : &found->second;
+}
+
+std::string AlgorithmTable::Measured() const {
+  std::string text;
+  for (const auto& [key, algorithm] : rows_) {
+    if (measured_.contains(key)) absl::StrAppend(&text, key, " ", absl::BytesToHexString(algorithm), "\n");
+  }
+  return text;
+}
+
+std::string AlgorithmTable::HashOf(const std::vector<std::string>& keys) const {
+  std::string text;
+  for (const std::string& key : std::set<std::string>(keys.begin(), keys.end())) {
+    const std::string* const algorithm = Find(key);
+    absl::StrAppend(&text, key, " ", algorithm == nullptr ? "library" : absl::BytesToHexString(*algorithm), "\n");
+  }
+  return Sha256Hex(text);
+}
+
 std::string CachedAlgorithmsFile(const std::string& name) {
   const std::string folder = CacheFolder();
   return folder.empty() || name.empty() ? "" : JoinPath(folder, absl::StrCat(name, ".txt"));
@@ -41,11 +85,10 @@ std::string AlgorithmTableName() {
   return absl::StrCat(name, ".cublasLt-", cublasLtGetVersion());
 }
 
-std::string CachedAlgorithms(const std::string& name) {
+absl::StatusOr<std::string> CachedAlgorithms(const std::string& name) {
   const std::string file = CachedAlgorithmsFile(name);
   if (file.empty() || !Exists(file)) return "";
-  auto text = ReadFile(file, kMostBytes);
-  return text.ok() ? *std::move(text) : "";
+  return ReadFile(file, kMostBytes);
 }
 
 absl::Status CacheAlgorithms(const std::string& name, const std::string& text) {

@@ -8,6 +8,7 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <type_traits>
 
 #include "worker/kernels/card.h"
 #include "worker/kernels/launch.cuh"
@@ -38,13 +39,24 @@ template <> __device__ inline unsigned PackPair<half>(float low, float high) {
   return *reinterpret_cast<const unsigned*>(&v);
 }
 
+// Four neighbours as they are stored.
+template <typename T>
+using Four = std::conditional_t<sizeof(T) == 2, uint2, float4>;
+template <typename T>
+__device__ inline float4 Widen(Four<T> v) {
+  if constexpr (sizeof(T) == 2) {
+    const float2 a = UnpackPair<T>(v.x), b = UnpackPair<T>(v.y);
+    return make_float4(a.x, a.y, b.x, b.y);
+  } else {
+    return v;
+  }
+}
+template <typename T>
+__device__ inline Four<T> LoadFour(const T* p) { return *reinterpret_cast<const Four<T>*>(p); }
 __device__ inline float4 Load4(const float* p) { return *reinterpret_cast<const float4*>(p); }
 template <typename T>
 __device__ inline float4 Load4(const T* p) {
-  static_assert(sizeof(T) == 2);
-  const uint2 v = *reinterpret_cast<const uint2*>(p);
-  const float2 a = UnpackPair<T>(v.x), b = UnpackPair<T>(v.y);
-  return make_float4(a.x, a.y, b.x, b.y);
+  return Widen<T>(LoadFour(p));
 }
 __device__ inline void Store4(float* p, float4 v) { *reinterpret_cast<float4*>(p) = v; }
 template <typename T>

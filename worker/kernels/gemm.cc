@@ -4,11 +4,9 @@
 
 #include <algorithm>
 #include <cstring>
-#include <sstream>
 #include <utility>
 #include <vector>
 
-#include "absl/strings/escaping.h"
 #include "absl/strings/str_cat.h"
 #include "base/plan/products.h"
 #include "base/status.h"
@@ -51,9 +49,11 @@ absl::StatusOr<std::unique_ptr<GemmLibrary>> GemmLibrary::Make(int64_t workspace
   }
   library->workspace_bytes_ = workspace_bytes;
   const std::string name = AlgorithmTableName();
-  RETURN_IF_ERROR(library->ReadTable(CommittedAlgorithms(name)));
-  if (const absl::Status read = library->ReadTable(CachedAlgorithms(name)); !read.ok()) {
-    return Annotate(read, absl::StrCat(Printable(CachedAlgorithmsFile(name)), " (remove it)"));
+  constexpr size_t kRow = sizeof(cublasLtMatmulAlgo_t);
+  RETURN_IF_ERROR(library->table_.Read(CommittedAlgorithms(name), kRow, /*measured_here=*/false));
+  const auto cached = CachedAlgorithms(name);
+  if (const absl::Status read = cached.ok() ? library->table_.Read(*cached, kRow, /*measured_here=*/true) : cached.status(); !read.ok()) {
+    return Annotate(read, absl::StrCat(Printable(CachedAlgorithmsFile(name)), " (make it readable, or remove it)"));
   }
   return library;
 }
@@ -124,17 +124,17 @@ absl::StatusOr<GemmLibrary::Prepared*> GemmLibrary::Prepare(const GemmShape& s) 
       cublasLtMatrixLayoutSetAttribute(layout, CUBLASLT_MATRIX_LAYOUT_STRIDED_BATCH_OFFSET, &stride, sizeof stride);
     }
   }
-  if (auto known = table_.find(s.Key()); known != table_.end()) {
-    std::memcpy(&p->algo, known->second.data(), sizeof p->algo);
+  if (const std::string* known = table_.Find(s.Key())) {
+    std::memcpy(&p->algo, known->data(), sizeof p->algo);
     // A table may be another workspace's, or damaged.
     cublasLtMatmulHeuristicResult_t fits{};
     const auto handle = static_cast<cublasLtHandle_t>(handle_);
     if (cublasLtMatmulAlgoCheck(handle, p->desc, p->a, p->b, p->c, p->c, &p->algo, &fits) != CUBLAS_STATUS_SUCCESS ||
         int64_t(fits.workspaceSize) > workspace_bytes_) {
-      table_.erase(known);
+      table_.Forget(s.Key());
     }
   }
-  if (!table_.contains(s.Key())) {
+  if (table_.Find(s.Key()) == nullptr) {
     const auto results = Candidates(static_cast<cublasLtHandle_t>(handle_), p->desc, p->a, p->b, p->c, AlignmentOf(s), workspace_bytes_, 1);
     if (results.empty()) return Failed("finding an algorithm", s, CUBLAS_STATUS_NOT_SUPPORTED);
     p->algo = results[0].algo;
@@ -159,7 +159,7 @@ absl::Status GemmLibrary::Run(const GemmShape& shape, const void* a, const void*
 }
 
 absl::Status GemmLibrary::Tune(const GemmShape& shape, const void* a, const void* b, void* c, const void* bias, cudaStream_t stream) {
-  if (table_.contains(shape.Key())) return absl::OkStatus();
+  if (table_.Find(shape.Key()) != nullptr) return absl::OkStatus();
   ASSIGN_OR_RETURN(Prepared * p, Prepare(shape));
   const auto results = Candidates(static_cast<cublasLtHandle_t>(handle_), p->desc, p->a, p->b, p->c, AlignmentOf(shape), workspace_bytes_, kCandidates);
   cudaEvent_t start, stop;
@@ -186,26 +186,7 @@ absl::Status GemmLibrary::Tune(const GemmShape& shape, const void* a, const void
   }
   cudaEventDestroy(start), cudaEventDestroy(stop);
   p->algo = choice;
-  table_[shape.Key()] = std::string(reinterpret_cast<const char*>(&choice), sizeof choice);
-  return absl::OkStatus();
-}
-
-std::string GemmLibrary::WriteTable() const {
-  std::string text;
-  for (const auto& [key, algo] : table_) absl::StrAppend(&text, key, " ", absl::BytesToHexString(algo), "\n");
-  return text;
-}
-
-absl::Status GemmLibrary::ReadTable(const std::string& text) {
-  std::istringstream in(text);
-  for (std::string key, hex; in >> key >> hex;) {
-    const std::string bytes = absl::HexStringToBytes(hex);
-    if (bytes.size() != sizeof(cublasLtMatmulAlgo_t)) {
-      return ErrorOf(v1::REASON_USER_ERROR, absl::StrCat("algorithm table: the entry of ", key, " has ", bytes.size(), " bytes instead of ",
-                                                         sizeof(cublasLtMatmulAlgo_t), "; make the table again."));
-    }
-    table_[key] = bytes;
-  }
+  table_.KeepMeasured(shape.Key(), std::string(reinterpret_cast<const char*>(&choice), sizeof choice));
   return absl::OkStatus();
 }
 

@@ -15,6 +15,7 @@
 #include "absl/status/statusor.h"
 #include "base/plan/gemm_shape.h"
 #include "base/plan/step_values.h"
+#include "worker/kernels/algorithm_table.h"
 
 namespace hierad::kernels {
 
@@ -34,10 +35,7 @@ class GemmLibrary {
   absl::Status Tune(const GemmShape& shape, const void* a, const void* b, void* c, const void* bias, cudaStream_t stream);
 
   int64_t workspace_bytes() const { return kLanes * workspace_bytes_; }
-  int64_t known_algorithms() const { return int64_t(table_.size()); }   // shapes
-  // The table of algorithms as text, a line a shape, and back: ReadTable before the first Run.
-  std::string WriteTable() const;
-  absl::Status ReadTable(const std::string& text);
+  const AlgorithmTable& table() const { return table_; }
 
  private:
   struct Prepared;
@@ -50,7 +48,7 @@ class GemmLibrary {
   char* workspace_ = nullptr;   // kLanes times workspace_bytes_
   int64_t workspace_bytes_ = 0;
   std::map<std::string, std::unique_ptr<Prepared>> prepared_;
-  std::map<std::string, std::string> table_;   // key -> algorithm in hex
+  AlgorithmTable table_;
 };
 
 }  // namespace hierad::kernels

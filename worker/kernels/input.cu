@@ -43,6 +43,25 @@ struct Maker {
   __device__ float4 operator()(float4 v) { return make_float4((*this)(v.x), (*this)(v.y), (*this)(v.z), (*this)(v.w)); }
 };
 
+// A channel of a row: as it is stored, and as it is drawn.
+template <typename V>
+struct Channel {
+  const V* values;
+  __device__ float4 Four(int place) const { return LoadRow4(values + place); }
+  __device__ float One(int64_t place) const { return LoadRow(values[place]); }
+};
+struct Drawn {};
+template <>
+struct Channel<Drawn> {
+  RandomStream stream;
+  uint32_t first;   // word of the channel's first value; where Four is asked for, a multiple of four
+  __device__ float4 Four(int place) const {
+    const Random4 words = stream.At((first + uint32_t(place)) >> 2);
+    return make_float4(SyntheticValue(words.v[0]), SyntheticValue(words.v[1]), SyntheticValue(words.v[2]), SyntheticValue(words.v[3]));
+  }
+  __device__ float One(int64_t place) const { return SyntheticValue(stream.Word(first + uint32_t(place))); }
+};
+
 constexpr int kConvertThreads = 256, kQuads = 4;                  // a thread: kQuads times four neighbours
 constexpr int kChunk = 4 * kConvertThreads * kQuads;              // values of a block
 
@@ -74,7 +93,12 @@ __global__ void __launch_bounds__(kConvertThreads) Convert(RowBatch<float> a, in
     for (int i = first + int(threadIdx.x); i < last; i += kConvertThreads) out[i] = 0.0f;
     return;
   }
-  const V* const source = static_cast<const V*>(a.source) + (from * channels + c) * samples;
+  Channel<V> source;
+  if constexpr (std::is_same_v<V, Drawn>) {
+    source = {SyntheticStream(a.rules, s.seed, visit), uint32_t(c) * uint32_t(samples)};
+  } else {
+    source = {static_cast<const V*>(a.source) + (from * channels + c) * samples};
+  }
   const bool flip = draws.flip;
   Maker make{a.offset[c], a.scale[c], draws.factor, a.rules.clip, false};
   if (draws.shift == 0 && samples % 4 == 0 && points % 4 == 0 && (!flip || width % 4 == 0)) {
@@ -85,7 +109,7 @@ __global__ void __launch_bounds__(kConvertThreads) Convert(RowBatch<float> a, in
       if (i >= last) continue;
       int place = i;
       if (flip) place += width - 4 - 2 * (i % width);
-      v[k] = place < points ? LoadRow4(source + place) : make_float4(0, 0, 0, 0);
+      v[k] = place < points ? source.Four(place) : make_float4(0, 0, 0, 0);
     }
 #pragma unroll
     for (int k = 0; k < kQuads; ++k) {
@@ -101,7 +125,7 @@ __global__ void __launch_bounds__(kConvertThreads) Convert(RowBatch<float> a, in
     const RowDraws mine = draws;
     for (int i = first + int(threadIdx.x); i < last; i += kConvertThreads) {
       const int64_t place = SourcePlace(a.rules, mine, i);
-      out[i] = place < 0 ? 0.0f : make(LoadRow(source[place]));
+      out[i] = place < 0 ? 0.0f : make(source.One(place));
     }
   }
   if (__syncthreads_or(make.bad) && threadIdx.x == 0) atomicMax(reinterpret_cast<unsigned long long*>(a.not_finite), visit + 1);
@@ -137,6 +161,10 @@ cudaError_t ConvertInput(const RowBatch<float>& batch, cudaStream_t stream) {
   const int64_t chunks = (batch.rules.samples + kChunk - 1) / kChunk, blocks = batch.batch * batch.rules.channels * chunks;
   if (batch.rules.samples > INT32_MAX - kChunk || blocks > INT32_MAX) return cudaErrorInvalidConfiguration;
   auto launch = [&](auto* typed) { Launch(Convert<std::remove_pointer_t<decltype(typed)>>, unsigned(blocks), kConvertThreads, 0, stream, batch, int(chunks)); };
+  if (batch.rules.synthetic > 0) {
+    launch(static_cast<Drawn*>(nullptr));
+    return cudaGetLastError();
+  }
   switch (batch.type) {
     case DType::kU8: launch(static_cast<uint8_t*>(nullptr)); break;
     case DType::kI16: launch(static_cast<int16_t*>(nullptr)); break;

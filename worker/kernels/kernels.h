@@ -39,13 +39,15 @@ cudaError_t AddPositionBackward(const PositionShape& shape, const float* dx, con
 template <typename T>
 cudaError_t LayerNorm(const float* x, const float* gamma, const float* beta, T* y, float* mean, float* rstd, int64_t rows,
                       int cols, cudaStream_t stream);
-// dx_in (0), dx_narrow and dx_parts may be null; dx_in may be dx_out.
+// dx_in: as floats, or as dx_in_narrow + dx_in_low, or nothing (0). dx_out: as floats, with a copy in T on request, or as dx_narrow + dx_low.
+// What is not wanted is null, dx_parts too; dx_in may be dx_out, dx_in_low dx_low.
 template <typename T>
 struct LayerNormGradient {
   const T* dy;
   const float *x, *mean, *rstd, *gamma, *dx_in;
+  const T *dx_in_narrow, *dx_in_low;
   float* dx_out;
-  T* dx_narrow;
+  T *dx_narrow, *dx_low;
   float *dgamma_parts, *dbeta_parts, *dx_parts;
   int64_t rows;
   int cols, num_parts;
@@ -112,6 +114,7 @@ struct MaeLossShape {
   int batch, mask_units, kept, finals, pred_dim;
   int64_t sample_size;
   bool norm_target, accumulate;
+  bool runs;   // four neighbours of a label are four neighbours of the sample, at a multiple of four
 };
 // record: of a step whose gradients are scaled, else nullptr.
 template <typename T>

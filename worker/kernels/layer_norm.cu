@@ -87,11 +87,35 @@ __global__ void ForwardAny(const float* x, const float* gamma, const float* beta
   if (lane == 0) mean[row] = m, rstd[row] = r;
 }
 
+// What the nearest value in T leaves of v.
+template <typename T>
+__device__ inline float Left(float v) { return v - ToFloat(FromFloat<T>(v)); }
+
 __device__ inline void Add4(float4& a, float4 b) { a.x += b.x, a.y += b.y, a.z += b.z, a.w += b.w; }
+
+// Four values of dx_in, as they are stored until all of a row's reads are under way.
+template <typename T, bool kPair>
+struct Before {
+  float4 v;
+  __device__ void Load(const LayerNormGradient<T>& a, int64_t at) {
+    if (a.dx_in != nullptr) v = Load4(a.dx_in + at);
+  }
+  __device__ float4 Value() const { return v; }
+};
+template <typename T>
+struct Before<T, true> {
+  Four<T> narrow, low;
+  __device__ void Load(const LayerNormGradient<T>& a, int64_t at) { narrow = LoadFour(a.dx_in_narrow + at), low = LoadFour(a.dx_in_low + at); }
+  __device__ float4 Value() const {
+    float4 sum = Widen<T>(narrow);
+    Add4(sum, Widen<T>(low));
+    return sum;
+  }
+};
 
 // Block p takes the rows of part p, its warps in turn; a lane keeps the sums of its columns. Of narrow rows a warp has several
 // under way at once: one alone does not keep the memory busy.
-template <typename T, int kVectors>
+template <typename T, int kVectors, bool kPair>
 __global__ void __launch_bounds__(kWarps * 32, kVectors <= 4 ? 2 : 1) Backward(LayerNormGradient<T> a) {
   BeginKernel();
   constexpr int kRows = kVectors == 1 ? 4 : kVectors == 2 ? 2 : 1;
@@ -102,7 +126,8 @@ __global__ void __launch_bounds__(kWarps * 32, kVectors <= 4 ? 2 : 1) Backward(L
 #pragma unroll
   for (int k = 0; k < kVectors; ++k) dgamma[k] = dbeta[k] = total[k] = make_float4(0, 0, 0, 0);
   for (int64_t row0 = first + warp; row0 < end; row0 += kWarps * kRows) {
-    float4 d[kRows][kVectors], n[kRows][kVectors], before[kRows][kVectors];
+    float4 d[kRows][kVectors], n[kRows][kVectors];
+    Before<T, kPair> before[kRows][kVectors];
     float m[kRows], r[kRows];
 #pragma unroll
     for (int j = 0; j < kRows; ++j) {
@@ -112,11 +137,12 @@ __global__ void __launch_bounds__(kWarps * 32, kVectors <= 4 ? 2 : 1) Backward(L
 #pragma unroll
       for (int k = 0; k < kVectors; ++k) {   // all loads before the first use
         const int c = (k * 32 + lane) * 4;
-        d[j][k] = n[j][k] = before[j][k] = make_float4(0, 0, 0, 0);
+        d[j][k] = n[j][k] = make_float4(0, 0, 0, 0);
+        before[j][k] = {};
         if (c >= cols || !there) continue;
         d[j][k] = Load4(a.dy + row * cols + c);
         n[j][k] = Load4(a.x + row * cols + c);
-        if (a.dx_in != nullptr) before[j][k] = Load4(a.dx_in + row * cols + c);
+        before[j][k].Load(a, row * cols + c);
       }
     }
 #pragma unroll
@@ -144,9 +170,10 @@ __global__ void __launch_bounds__(kWarps * 32, kVectors <= 4 ? 2 : 1) Backward(L
         if (c >= cols) continue;
         float4 out = make_float4((d[j][k].x - sum - n[j][k].x * dot) * r[j], (d[j][k].y - sum - n[j][k].y * dot) * r[j], (d[j][k].z - sum - n[j][k].z * dot) * r[j],
                                  (d[j][k].w - sum - n[j][k].w * dot) * r[j]);
-        Add4(out, before[j][k]);
-        Store4(a.dx_out + row * cols + c, out);
+        Add4(out, before[j][k].Value());
+        if (a.dx_out != nullptr) Store4(a.dx_out + row * cols + c, out);
         if (a.dx_narrow != nullptr) Store4(a.dx_narrow + row * cols + c, out);
+        if (a.dx_low != nullptr) Store4(a.dx_low + row * cols + c, make_float4(Left<T>(out.x), Left<T>(out.y), Left<T>(out.z), Left<T>(out.w)));
         Add4(total[k], out);
       }
     }
@@ -191,8 +218,10 @@ __global__ void BackwardRows(LayerNormGradient<T> a) {
     const int64_t i = row * cols + c;
     float out = (ToFloat(a.dy[i]) * a.gamma[c] - sum - (a.x[i] - m) * r * dot) * r;
     if (a.dx_in != nullptr) out += a.dx_in[i];
-    a.dx_out[i] = out;
+    else if (a.dx_in_narrow != nullptr) out += ToFloat(a.dx_in_narrow[i]) + ToFloat(a.dx_in_low[i]);
+    if (a.dx_out != nullptr) a.dx_out[i] = out;
     if (a.dx_narrow != nullptr) a.dx_narrow[i] = FromFloat<T>(out);
+    if (a.dx_low != nullptr) a.dx_low[i] = FromFloat<T>(Left<T>(out));
   }
 }
 
@@ -207,7 +236,8 @@ __global__ void BackwardColumns(LayerNormGradient<T> a) {
     const float d = ToFloat(a.dy[row * cols + c]);
     dgamma += d * (a.x[row * cols + c] - a.mean[row]) * a.rstd[row];
     dbeta += d;
-    total += a.dx_out[row * cols + c];
+    const int64_t i = row * cols + c;
+    total += a.dx_out != nullptr ? a.dx_out[i] : ToFloat(a.dx_narrow[i]) + ToFloat(a.dx_low[i]);
   }
   const int64_t at = blockIdx.y * int64_t(cols) + c;
   a.dgamma_parts[at] = dgamma;
@@ -218,7 +248,10 @@ __global__ void BackwardColumns(LayerNormGradient<T> a) {
 template <typename T, int kVectors>
 cudaError_t LaunchBackward(const LayerNormGradient<T>& a, cudaStream_t stream) {
   const int bytes = BackwardBytes(a.cols);
-  auto kernel = Backward<T, kVectors>;
+  auto kernel = Backward<T, kVectors, false>;
+  if constexpr (sizeof(T) == 2) {
+    if (a.dx_in_narrow != nullptr) kernel = Backward<T, kVectors, true>;
+  }
   if (bytes > 48 << 10) {
     if (cudaError_t e = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes); e != cudaSuccess) return e;
   }

@@ -1,4 +1,6 @@
 // The two losses with their gradients, and what stands before the classification head.
+#include <type_traits>
+
 #include "base/random.h"
 #include "worker/kernels/device.cuh"
 #include "worker/kernels/kernels.h"
@@ -13,74 +15,108 @@ __device__ inline double GradientWeight(const StepScalars* s, const StepRecord* 
   return record == nullptr ? s->loss_weight : s->loss_weight * record->scale.value;
 }
 
-// A block a sample, a warp a token in turn: the sample's numerator is summed in a fixed order without a second pass. kValues of a
-// token's target stay in each lane, so that they are looked up once, all at a time; 0: tokens too large for that.
-template <typename T, int kValues>
-__global__ void __launch_bounds__(512) Mae(const StepScalars* s, const StepRecord* record, MaeLossShape shape, const T* pred, const float* x,
-                                           const uint8_t* keep_mask, const int32_t* order, const int32_t* label_index, T* dpred,
-                                           double* partials) {
+constexpr int kLossThreads = 256;
+
+// A block a part of a sample, a warp a token in turn: the numerator is summed in a fixed order without a second pass. kQuads times four
+// neighbours of a token's target and prediction are in each lane, all of them asked for before the first is used: one after the other they
+// would cost the memory's latency each, which took 0.3 ms whatever the batch. 0: tokens that are too large, or no multiple of four.
+template <typename T, int kQuads, bool kRuns>
+__global__ void __launch_bounds__(kLossThreads, sizeof(T) == 2 ? 2 : 1) Mae(const StepScalars* s, const StepRecord* record, MaeLossShape shape, const T* pred, const float* x,
+                                                    const uint8_t* keep_mask, const int32_t* order, const int32_t* label_index, T* dpred,
+                                                    double* partials) {
   BeginKernel();
-  __shared__ double sums[16];
+  __shared__ double sums[kLossThreads / 32];
   extern __shared__ int removed[];   // units, in order
-  const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5, warps = blockDim.x >> 5, masked = shape.mask_units - shape.kept, dim = shape.pred_dim;
-  const int64_t b = blockIdx.x;
+  const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5, dim = shape.pred_dim;
+  const int64_t b = blockIdx.y;
   const float weight = float(2.0 * GradientWeight(s, record));
   const float* sample = x + b * shape.sample_size;
-  double numerator = 0;
-  for (int unit = threadIdx.x; unit < shape.mask_units; unit += blockDim.x) {
+  if (warp == 0) {
     const uint8_t* mask = keep_mask + b * shape.mask_units;
-    if (mask[unit]) continue;
-    int place = 0;
-    for (int u = 0; u < unit; ++u) place += mask[u] == 0;
-    removed[place] = unit;
+    int count = 0;
+    for (int first = 0; first < shape.mask_units; first += 32) {
+      const bool gone = first + lane < shape.mask_units && mask[first + lane] == 0;
+      const unsigned vote = __ballot_sync(~0u, gone);
+      if (gone) removed[count + __popc(vote & ((1u << lane) - 1))] = first + lane;
+      count += __popc(vote);
+    }
   }
   __syncthreads();
-  for (int i = warp; i < masked * shape.finals; i += warps) {
+  const int tokens = (shape.mask_units - shape.kept) * shape.finals, chunk = (tokens + int(gridDim.x) - 1) / int(gridDim.x);
+  const int end = min(tokens, int(blockIdx.x + 1) * chunk);
+  double numerator = 0;
+  for (int i = int(blockIdx.x) * chunk + warp; i < end; i += kLossThreads / 32) {
     const int token = order[removed[i / shape.finals] * shape.finals + i % shape.finals];
-    const int64_t row = (b * masked * shape.finals + i) * dim;
+    const int64_t row = (b * tokens + i) * dim;
     if (b >= s->real) {
       for (int e = lane; e < dim; e += 32) dpred[row + e] = FromFloat<T>(0.0f);
       continue;
     }
     const int32_t* index = label_index + int64_t(token) * dim;
-    // each(body): body(e, target) for this lane's elements.
-    float held[kValues > 0 ? kValues : 1];
-    if constexpr (kValues > 0) {
+    float mean = 0, deviation = 1, loss = 0;
+    if constexpr (kQuads > 0) {
+      float4 target[kQuads];
+      Four<T> guess[kQuads];
 #pragma unroll
-      for (int k = 0; k < kValues; ++k) held[k] = k * 32 + lane < dim ? sample[index[k * 32 + lane]] : 0.0f;
-    }
-    auto each = [&](auto body) {
-      if constexpr (kValues > 0) {
-#pragma unroll
-        for (int k = 0; k < kValues; ++k) {
-          if (k * 32 + lane < dim) body(k * 32 + lane, held[k]);
+      for (int k = 0; k < kQuads; ++k) {
+        const int c = (k * 32 + lane) * 4;
+        target[k] = make_float4(0, 0, 0, 0);
+        guess[k] = Four<T>{};
+        if (c >= dim) continue;
+        guess[k] = LoadFour(pred + row + c);
+        if constexpr (kRuns) {
+          target[k] = Load4(sample + index[c]);
+        } else {
+          const int4 at = *reinterpret_cast<const int4*>(index + c);
+          target[k] = make_float4(sample[at.x], sample[at.y], sample[at.z], sample[at.w]);
         }
-      } else {
-        for (int e = lane; e < dim; e += 32) body(e, sample[index[e]]);
       }
-    };
-    float mean = 0, deviation = 1;
-    if (shape.norm_target) {
-      float sum = 0, squares = 0;
-      each([&](int, float v) { sum += v; });
-      mean = WarpSum(sum) / float(dim);
-      each([&](int, float v) { squares += (v - mean) * (v - mean); });
-      deviation = sqrtf(WarpSum(squares) / float(dim - 1) + kNormEpsilon);
+      if (shape.norm_target) {
+        float sum = 0, squares = 0;
+#pragma unroll
+        for (int k = 0; k < kQuads; ++k) sum += (target[k].x + target[k].y) + (target[k].z + target[k].w);
+        mean = WarpSum(sum) / float(dim);
+#pragma unroll
+        for (int k = 0; k < kQuads; ++k) {
+          if ((k * 32 + lane) * 4 >= dim) continue;
+          const float4 v = make_float4(target[k].x - mean, target[k].y - mean, target[k].z - mean, target[k].w - mean);
+          squares += (v.x * v.x + v.y * v.y) + (v.z * v.z + v.w * v.w);
+        }
+        deviation = sqrtf(WarpSum(squares) / float(dim - 1) + kNormEpsilon);
+      }
+#pragma unroll
+      for (int k = 0; k < kQuads; ++k) {
+        const int c = (k * 32 + lane) * 4;
+        if (c >= dim) continue;
+        const float4 v = target[k], p = Widen<T>(guess[k]);
+        const float4 d = make_float4(p.x - (v.x - mean) / deviation, p.y - (v.y - mean) / deviation, p.z - (v.z - mean) / deviation,
+                                     p.w - (v.w - mean) / deviation);
+        loss += (d.x * d.x + d.y * d.y) + (d.z * d.z + d.w * d.w);
+        Store4(dpred + row + c, make_float4(d.x * weight, d.y * weight, d.z * weight, d.w * weight));
+      }
+    } else {
+      if (shape.norm_target) {
+        float sum = 0, squares = 0;
+        for (int e = lane; e < dim; e += 32) sum += sample[index[e]];
+        mean = WarpSum(sum) / float(dim);
+        for (int e = lane; e < dim; e += 32) squares += (sample[index[e]] - mean) * (sample[index[e]] - mean);
+        deviation = sqrtf(WarpSum(squares) / float(dim - 1) + kNormEpsilon);
+      }
+      for (int e = lane; e < dim; e += 32) {
+        const float d = ToFloat(pred[row + e]) - (sample[index[e]] - mean) / deviation;
+        loss += d * d;
+        dpred[row + e] = FromFloat<T>(d * weight);
+      }
     }
-    float loss = 0;
-    each([&](int e, float v) {
-      const float d = ToFloat(pred[row + e]) - (v - mean) / deviation;
-      loss += d * d;
-      dpred[row + e] = FromFloat<T>(d * weight);
-    });
     numerator += double(WarpSum(loss));
   }
   if (lane == 0) sums[warp] = numerator;
   __syncthreads();
   if (threadIdx.x != 0) return;
-  double total = shape.accumulate ? partials[b] : 0.0;
-  for (int w = 0; w < warps; ++w) total += sums[w];
-  partials[b] = total;
+  double* const to = partials + b * gridDim.x + blockIdx.x;
+  double total = shape.accumulate ? *to : 0.0;
+  for (int w = 0; w < kLossThreads / 32; ++w) total += sums[w];
+  *to = total;
 }
 
 // A block a sample.
@@ -156,11 +192,16 @@ cudaError_t MaeLoss(const StepScalars* scalars, const StepRecord* record, const 
                     const uint8_t* keep_mask, const int32_t* order, const int32_t* label_index, T* dpred, double* partials,
                     cudaStream_t stream) {
   const size_t bytes = size_t(shape.mask_units - shape.kept) * sizeof(int);
-  const auto kernel = shape.pred_dim <= 256 ? Mae<T, 8> : shape.pred_dim <= 768 ? Mae<T, 24> : shape.pred_dim <= 2048 ? Mae<T, 64> : Mae<T, 0>;
+  auto of = [&](auto runs) {
+    constexpr bool kRuns = decltype(runs)::value;
+    if (shape.pred_dim % 4 != 0 || shape.pred_dim > 2048) return Mae<T, 0, false>;
+    return shape.pred_dim <= 256 ? Mae<T, 2, kRuns> : shape.pred_dim <= 768 ? Mae<T, 6, kRuns> : Mae<T, 16, kRuns>;
+  };
+  const auto kernel = shape.runs ? of(std::true_type{}) : of(std::false_type{});
   if (bytes > 32 << 10) {
     if (cudaError_t e = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, int(bytes)); e != cudaSuccess) return e;
   }
-  Launch(kernel, unsigned(shape.batch), 512, bytes, stream, scalars, record, shape, pred, x, keep_mask, order, label_index, dpred, partials);
+  Launch(kernel, dim3(unsigned(kLossParts), unsigned(shape.batch)), kLossThreads, bytes, stream, scalars, record, shape, pred, x, keep_mask, order, label_index, dpred, partials);
   return cudaGetLastError();
 }
 

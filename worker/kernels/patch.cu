@@ -162,8 +162,10 @@ __global__ void SumSamples(PositionShape s, const float* dx, const uint8_t* keep
   const int64_t out = int64_t(unroll_order[n]) * s.dim;
   for (int c = threadIdx.x; c < s.dim; c += blockDim.x) {
     float sum = accumulate ? to[out + c] : 0.0f;
-    for (int b = 0; b < s.batch; ++b) {
-      if (place[b] >= 0) sum += dx[(int64_t(b) * s.tokens + t * s.kept + place[b]) * s.dim + c];
+#pragma unroll 8
+    for (int b = 0; b < s.batch; ++b) {   // without a branch: several reads under way
+      const int j = place[b];
+      sum += j >= 0 ? dx[(int64_t(b) * s.tokens + t * s.kept + j) * s.dim + c] : 0.0f;
     }
     to[out + c] = sum;
   }

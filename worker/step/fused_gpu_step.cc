@@ -1,8 +1,9 @@
 // step.mode fused on a GPU: the plan's arenas in device memory, the plan's operations recorded once into CUDA graphs and
 // replayed every step. What changes from step to step (learning rate, loss weight, seed of the draws) lies in device
-// memory, so nothing is recorded again. The last micro-batch's graph is the whole rest of the step: forward, backward with
-// the all-reduces under it, update, record; those before it are a graph of forward and backward alone. The host enqueues and
-// goes on: the graph's last kernel writes what came of the step into a ring in the host's memory.
+// memory, so nothing is recorded again. The forward pass is a graph of its own, since it is a chain: in a graph with branches each node
+// waits longer for the one before it. The last micro-batch's other graph is the whole rest of the step: backward with the all-reduces
+// under it, update, record; those before it have one of backward alone. The host enqueues and goes on: the last kernel writes what came
+// of the step into a ring in the host's memory.
 #include <cuda_runtime.h>
 
 #include <algorithm>
@@ -16,9 +17,11 @@
 
 #include "absl/strings/str_cat.h"
 #include "base/clock.h"
+#include "base/plan/products.h"
 #include "base/random.h"
 #include "base/status.h"
 #include "worker/kernels/algorithm_table.h"
+#include "worker/kernels/card.h"
 #include "worker/kernels/kernels.h"
 #include "worker/model/initialize.h"
 #include "worker/step/fused_layout.h"
@@ -157,7 +160,7 @@ class FusedGpuStep : public Step {
 
   ~FusedGpuStep() override {
     if (stream_ != nullptr) cudaStreamSynchronize(stream_);   // what is enqueued refers to memory of this object
-    last_graph_.reset(), micro_graph_.reset(), update_graph_.reset();   // before the streams and the communicator
+    forward_graph_.reset(), last_graph_.reset(), micro_graph_.reset(), update_graph_.reset();   // before the streams and the communicator
     lanes_.reset();
     for (cudaEvent_t event : Events()) {
       if (event != nullptr) cudaEventDestroy(event);
@@ -176,8 +179,9 @@ class FusedGpuStep : public Step {
     ASSIGN_OR_RETURN(saving_chunk_, AllocatePinned<std::byte>(kSnapshotChunk));   // now: it makes the device wait
     reader_.emplace(arenas_->ring());
     // Everything once before it is recorded: libraries load what they need, algorithms are chosen.
+    RETURN_IF_ERROR(RunOps(Forward()));
     RETURN_IF_ERROR(RunPart(kWhole));
-    RETURN_IF_ERROR(RunOps(this->plan().snapshot, [](const Op&) { return true; }));
+    RETURN_IF_ERROR(RunOps(this->plan().snapshot));
     RETURN_IF_ERROR(Synchronize());
     return Record();
   }
@@ -237,12 +241,12 @@ class FusedGpuStep : public Step {
   // On the step's own stream between two steps: a copy on the device, which takes as long as the arenas' bytes.
   absl::StatusOr<std::unique_ptr<StateSnapshot>> Snapshot() override {
     if (plan().saved == kNone) {
-      RETURN_IF_ERROR(RunOps(plan().snapshot, [](const Op&) { return true; }));
+      RETURN_IF_ERROR(RunOps(plan().snapshot));
       return nullptr;
     }
     if (snapshot_lent_.exchange(true)) return ErrorOf(v1::REASON_INTERNAL, "a snapshot was asked for while another is being read.");
     auto snapshot = std::make_unique<SavedState>(*arenas_, saving_, saving_chunk_.get(), &snapshot_lent_);
-    RETURN_IF_ERROR(RunOps(plan().snapshot, [](const Op&) { return true; }));
+    RETURN_IF_ERROR(RunOps(plan().snapshot));
     RETURN_IF_ERROR(CudaStatus(cudaEventRecord(snapshotted_, stream_), "ordering copies"));
     RETURN_IF_ERROR(CudaStatus(cudaStreamWaitEvent(saving_, snapshotted_, 0), "ordering copies"));
     return snapshot;
@@ -271,6 +275,7 @@ class FusedGpuStep : public Step {
     for (int i = 0; i <= last; ++i) {
       if (micro_batches[i].real == 0) continue;
       RETURN_IF_ERROR(Stage(micro_batches[i], s, i, *arenas_));
+      RETURN_IF_ERROR(CudaStatus(cudaGraphLaunch(forward_graph_.get(), stream_), "the step"));
       RETURN_IF_ERROR(CudaStatus(cudaGraphLaunch((i == last ? last_graph_ : micro_graph_).get(), stream_), "the step"));
       RETURN_IF_ERROR(CudaStatus(cudaEventRecord(used_[slot_], stream_), "ordering copies"));
     }
@@ -319,8 +324,8 @@ class FusedGpuStep : public Step {
     RETURN_IF_ERROR(Synchronize());   // a step's values may still be on their way from the place that this takes
     RETURN_IF_ERROR(ClearSums());
     RETURN_IF_ERROR(Stage(batch, s, 0, *arenas_));
-    RETURN_IF_ERROR(RunOps(plan().forward_backward, plan().forward_ops, [](const Op&) { return true; }));
-    std::vector<double> partials(plan().batch);
+    RETURN_IF_ERROR(RunOps(Forward()));
+    std::vector<double> partials(plan().losses());
     RETURN_IF_ERROR(Synchronize());
     RETURN_IF_ERROR(CudaStatus(cudaMemcpy(partials.data(), Get<double>(plan().loss_partials), partials.size() * sizeof(double), cudaMemcpyDeviceToHost),
                                "copying the loss"));
@@ -383,7 +388,15 @@ class FusedGpuStep : public Step {
     cudaDeviceProp device{};
     cudaGetDeviceProperties(&device, 0);
     return absl::StrCat("fused on ", device.name, ", ", spec_.step().precision(), ", ", plan().forward_backward.size() + plan().update.size(),
-                        " operations in ", spec_.step().accumulation() == 1 ? "one graph" : "three graphs", ", ", plan().TotalBytes() >> 20, " MiB planned, ", gemm_->known_algorithms(), " products in the card's table");
+                        " operations in ", spec_.step().accumulation() == 1 ? "two graphs" : "four graphs", ", ", plan().TotalBytes() >> 20, " MiB planned, ", gemm_->table().size(), " products in the card's table");
+  }
+
+  std::string algorithms() const override {
+    std::vector<std::string> keys;   // of the library's products
+    for (const PlannedProduct& p : ProductsOf(plan(), "", kernels::ThisCard().capability, spec_.step().tf32(), spec_.step().accumulation())) {
+      if (p.made_by != "epilogue") keys.push_back(p.key);
+    }
+    return absl::StrCat(kernels::AlgorithmTableName(), " ", gemm_->table().HashOf(keys).substr(0, 16));
   }
 
   // Times the candidates of every product on what the arenas hold now, and records the graphs again.
@@ -398,7 +411,7 @@ class FusedGpuStep : public Step {
       }
     }
     RETURN_IF_ERROR(Synchronize());
-    RETURN_IF_ERROR(kernels::CacheAlgorithms(kernels::AlgorithmTableName(), gemm_->WriteTable()));
+    RETURN_IF_ERROR(kernels::CacheAlgorithms(kernels::AlgorithmTableName(), gemm_->table().Measured()));
     return Record();
   }
 
@@ -413,28 +426,30 @@ class FusedGpuStep : public Step {
     if (status.ok()) return status;
     const std::string place = WaitingIn();
     communicator_.Abort();
-    (void)last_graph_.release(), (void)micro_graph_.release(), (void)update_graph_.release();   // they refer to what is gone
+    for (Graph* graph : {&forward_graph_, &last_graph_, &micro_graph_, &update_graph_}) (void)graph->release();   // they refer to what is gone
     return place.empty() ? status : Annotate(status, place);
   }
   absl::Status Synchronize() { return CudaStatus(cudaStreamSynchronize(stream_), "the step on the GPU"); }
 
-  absl::Status RunOps(const std::vector<Op>& ops, const std::function<bool(const Op&)>& take) { return RunOps(ops, ops.size(), take); }
-  absl::Status RunOps(const std::vector<Op>& ops, size_t count, const std::function<bool(const Op&)>& take) {
-    return lanes_->Run(ops, count, take, [&](const Op& op, cudaStream_t stream, int lane) {
+  absl::Status RunOps(absl::Span<const Op> ops, const std::function<bool(const Op&)>& take = [](const Op&) { return true; }) {
+    return lanes_->Run(ops, take, [&](const Op& op, cudaStream_t stream, int lane) {
       GpuContext context = Context();
       context.stream = stream, context.lane = lane;
       return RunOpOnGpu(op, arenas_->addresses, context);
     });
   }
+  absl::Span<const Op> Forward() const { return absl::MakeSpan(plan().forward_backward).subspan(0, plan().forward_ops); }
+  absl::Span<const Op> Backward() const { return absl::MakeSpan(plan().forward_backward).subspan(plan().forward_ops); }
 
-  // What the graphs are made of.
+  // What the graphs behind the forward pass's are made of.
   enum StepPart { kMicro, kWhole, kUpdateAlone };
   absl::Status RunPart(StepPart part) {
-    RETURN_IF_ERROR(RunOps(plan().forward_backward, [part](const Op& op) { return op.reduces ? part != kMicro : part != kUpdateAlone; }));
-    return part == kMicro ? absl::OkStatus() : RunOps(plan().update, [](const Op&) { return true; });
+    RETURN_IF_ERROR(RunOps(Backward(), [part](const Op& op) { return op.reduces ? part != kMicro : part != kUpdateAlone; }));
+    return part == kMicro ? absl::OkStatus() : RunOps(plan().update);
   }
 
   absl::Status Record() {
+    ASSIGN_OR_RETURN(forward_graph_, Capture([this] { return RunOps(Forward()); }));
     ASSIGN_OR_RETURN(last_graph_, Capture([this] { return RunPart(kWhole); }));
     ASSIGN_OR_RETURN(update_graph_, Capture([this] { return RunPart(kUpdateAlone); }));
     if (spec_.step().accumulation() == 1) return absl::OkStatus();
@@ -529,13 +544,16 @@ class FusedGpuStep : public Step {
   // On the copy stream.
   absl::Status Copy(const MicroBatch& batch, int slot, const DeviceArenas& arenas) {
     const Plan& p = arenas.plan;
-    const int64_t bytes = p.tensors[p.source].bytes / 2, ids = p.batch * int64_t(sizeof(int64_t));
+    const int64_t ids = p.batch * int64_t(sizeof(int64_t));
     auto copy = [&](TensorId to, int64_t slot_bytes, const void* from, int64_t size) {
       return CudaStatus(cudaMemcpyAsync(arenas.addresses.Get<std::byte>(to) + slot * slot_bytes, from, size, cudaMemcpyHostToDevice, copy_),
                         "copying a batch to the GPU");
     };
     RETURN_IF_ERROR(CudaStatus(cudaStreamWaitEvent(copy_, used_[slot], 0), "ordering copies"));
-    RETURN_IF_ERROR(copy(p.source, bytes, batch.x_BCS, bytes / p.batch * batch.real));
+    if (p.source != kNone) {
+      const int64_t bytes = p.tensors[p.source].bytes / 2;
+      RETURN_IF_ERROR(copy(p.source, bytes, batch.x_BCS, bytes / p.batch * batch.real));
+    }
     RETURN_IF_ERROR(copy(p.source_ids, ids, batch.visit_ids_B, batch.real * int64_t(sizeof(int64_t))));
     if (batch.labels_B != nullptr) RETURN_IF_ERROR(copy(p.source_labels, ids, batch.labels_B, batch.real * int64_t(sizeof(int64_t))));
     return CudaStatus(cudaEventRecord(copied_[slot], copy_), "ordering copies");
@@ -600,7 +618,7 @@ class FusedGpuStep : public Step {
   Pinned<StepScalars> scalars_;   // one a micro-batch of each step in flight: their copies may still be under way
   Pinned<std::byte> saving_chunk_;
   std::optional<RecordReader> reader_;
-  Graph last_graph_, micro_graph_, update_graph_;
+  Graph forward_graph_, last_graph_, micro_graph_, update_graph_;
   std::atomic<bool> snapshot_lent_{false};
   bool features_are_fresh_ = false;
   uint64_t given_ = 0;            // steps enqueued since the start: the number of the newest record to come

@@ -125,8 +125,8 @@ class CpuOps {
     for (const SumParts::Sum& sum : o.sums) ref::SumParts(Real(sum.parts), Real(sum.grad), sum.cols, sum.num_parts, o.accumulate);
   }
   void operator()(const LayerNormBackward& o) const {
-    ref::LayerNormBackward(Narrow(o.dy), Real(o.x), Real(o.mean), Real(o.rstd), Real(o.gamma), Real(o.dx_in), Real(o.dx_out),
-                           Narrow(o.dx_narrow), Real(o.dgamma_parts), Real(o.dbeta_parts), Real(o.dx_parts), o.rows, o.cols, o.num_parts);
+    ref::LayerNormBackward(Narrow(o.dy), Real(o.x), Real(o.mean), Real(o.rstd), Real(o.gamma), Real(o.dx_in), Narrow(o.dx_in_narrow),
+                           Narrow(o.dx_in_low), Real(o.dx_out), Narrow(o.dx_narrow), Narrow(o.dx_low), Real(o.dgamma_parts), Real(o.dbeta_parts), Real(o.dx_parts), o.rows, o.cols, o.num_parts);
   }
   void operator()(const AttentionBackward& o) const {
     ref::AttentionBackward({o.batch, o.windows, o.keys, o.q_stride, o.heads, o.head_dim}, Narrow(o.qkv), Narrow(o.o), Narrow(o.d_o),
@@ -164,9 +164,9 @@ class CpuOps {
   void operator()(const DropoutBackward& o) const {
     ref::Dropout<T, S>(Scalars(o.scalars), Ids(o.visit_ids), Narrow(o.dy), Narrow(o.dx), o.batch, o.dim, o.rate);
   }
-  void operator()(const PackTail& o) const { ref::PackTail(Scalars(o.scalars), at_.Get<double>(o.loss_partials), *at_.Get<uint64_t>(o.not_finite), Real(o.tail), o.batch); }
+  void operator()(const PackTail& o) const { ref::PackTail(Scalars(o.scalars), at_.Get<double>(o.loss_partials), *at_.Get<uint64_t>(o.not_finite), Real(o.tail), o.losses); }
   void operator()(const UnpackTail& o) const {
-    ref::UnpackTail(Real(o.tail), at_.Get<double>(o.loss_partials), at_.Get<StepRecord>(o.record), o.batch);
+    ref::UnpackTail(Real(o.tail), at_.Get<double>(o.loss_partials), at_.Get<StepRecord>(o.record), o.losses);
   }
   // The executor's, which has the communicator.
   void operator()(const ReduceBucket&) const {}
@@ -181,7 +181,7 @@ class CpuOps {
   }
   void operator()(const GradientNorm& o) const {
     ref::GradientNorm(Scalars(o.scalars), Real(o.gradients), at_.Get<double>(o.partials), at_.Get<double>(o.loss_partials), at_.Get<StepRecord>(o.record), o.size,
-                      o.batch, o.own_signals, o.scale_growth_steps);
+                      o.losses, o.own_signals, o.scale_growth_steps);
   }
   void operator()(const AdamW& o) const {
     ref::AdamW(Scalars(o.scalars), *at_.Get<StepRecord>(o.record), {o.beta1, o.beta2, o.eps, o.weight_decay, o.clip_norm},

@@ -156,8 +156,8 @@ class GpuOps {
     return k::LayerNorm(Real(o.x), Real(o.gamma), Real(o.beta), Narrow(o.y), Real(o.mean), Real(o.rstd), o.rows, int(o.cols), stream_);
   }
   cudaError_t Launch(const LayerNormBackward& o) const {
-    return k::LayerNormBackward<T>({Narrow(o.dy), Real(o.x), Real(o.mean), Real(o.rstd), Real(o.gamma), Real(o.dx_in), Real(o.dx_out),
-                                    Narrow(o.dx_narrow), Real(o.dgamma_parts), Real(o.dbeta_parts), Real(o.dx_parts), o.rows,
+    return k::LayerNormBackward<T>({Narrow(o.dy), Real(o.x), Real(o.mean), Real(o.rstd), Real(o.gamma), Real(o.dx_in), Narrow(o.dx_in_narrow),
+                                    Narrow(o.dx_in_low), Real(o.dx_out), Narrow(o.dx_narrow), Narrow(o.dx_low), Real(o.dgamma_parts), Real(o.dbeta_parts), Real(o.dx_parts), o.rows,
                                     int(o.cols), int(o.num_parts)}, stream_);
   }
   template <typename O>
@@ -220,8 +220,14 @@ class GpuOps {
   cudaError_t Launch(const PutMasked& o) const {
     return k::PutMasked(Masked(o), at_.At(o.rows), Bytes(o.keep_mask), Ints(o.order), at_.At(o.x), stream_);
   }
+  // Labels in runs along a line of the sample (MaeLossShape::runs): LabelIndex of base/plan.
+  bool LabelsRun() const {
+    const int64_t width = g_.input_size[g_.dims - 1];
+    return g_.pred_stride % 4 == 0 && width % 4 == 0 && (g_.dims == 2 || (g_.dims == 1 && g_.spec.in_chans() == 1));
+  }
   cudaError_t Launch(const MaeLoss& o) const {
-    const k::MaeLossShape s{int(o.batch), int(o.mask_units), int(o.kept), int(o.finals), int(o.pred_dim), o.sample_size, o.norm_target, o.accumulate};
+    const k::MaeLossShape s{int(o.batch), int(o.mask_units), int(o.kept), int(o.finals), int(o.pred_dim), o.sample_size, o.norm_target, o.accumulate,
+                            LabelsRun()};
     return k::MaeLoss(Scalars(o.scalars), at_.Get<StepRecord>(o.record), s, Narrow(o.pred), Real(o.x), Bytes(o.keep_mask), Ints(o.order),
                       Ints(o.label_index), Narrow(o.dpred), Doubles(o.partials), stream_);
   }
@@ -252,13 +258,13 @@ class GpuOps {
   }
   cudaError_t Launch(const GradientNorm& o) const {
     return k::GradientNorm(Scalars(o.scalars), Real(o.gradients), Doubles(o.partials), Doubles(o.loss_partials), at_.Get<StepRecord>(o.record),
-                           o.size, int(o.batch), o.own_signals, o.scale_growth_steps, stream_);
+                           o.size, int(o.losses), o.own_signals, o.scale_growth_steps, stream_);
   }
   cudaError_t Launch(const PackTail& o) const {
-    return k::PackTail(Scalars(o.scalars), Doubles(o.loss_partials), at_.Get<uint64_t>(o.not_finite), Real(o.tail), int(o.batch), stream_);
+    return k::PackTail(Scalars(o.scalars), Doubles(o.loss_partials), at_.Get<uint64_t>(o.not_finite), Real(o.tail), int(o.losses), stream_);
   }
   cudaError_t Launch(const UnpackTail& o) const {
-    return k::UnpackTail(Real(o.tail), Doubles(o.loss_partials), at_.Get<StepRecord>(o.record), int(o.batch), stream_);
+    return k::UnpackTail(Real(o.tail), Doubles(o.loss_partials), at_.Get<StepRecord>(o.record), int(o.losses), stream_);
   }
   cudaError_t Launch(const Mark& o) const { return k::Mark(Scalars(o.scalars), at_.Get<StepRecord>(o.record), o.phase, stream_); }
   cudaError_t Launch(const PublishRecord& o) const {

@@ -195,8 +195,11 @@ class FusedCpuStep : public Step {
     s.epoch = s.train != 0 ? batch.epoch : 0;
     s.real = batch.real;
     s.slot = slot;
-    const int64_t bytes = plan.tensors[plan.source].bytes / 2, rows = plan.batch;
-    std::memcpy(executor->Get<char>(plan.source) + slot * bytes, batch.x_BCS, bytes);
+    const int64_t rows = plan.batch;
+    if (plan.source != kNone) {
+      const int64_t bytes = plan.tensors[plan.source].bytes / 2;
+      std::memcpy(executor->Get<char>(plan.source) + slot * bytes, batch.x_BCS, bytes);
+    }
     std::memcpy(executor->Get<int64_t>(plan.source_ids) + slot * rows, batch.visit_ids_B, rows * sizeof(int64_t));
     if (batch.labels_B != nullptr) {
       std::memcpy(executor->Get<int64_t>(plan.source_labels) + slot * rows, batch.labels_B, rows * sizeof(int64_t));
@@ -207,7 +210,7 @@ class FusedCpuStep : public Step {
   double LossNumerator() const {
     const Plan& plan = executor_->plan();
     double sum = 0;
-    for (int64_t b = 0; b < plan.batch; ++b) sum += executor_->Get<double>(plan.loss_partials)[b];
+    for (int64_t i = 0; i < plan.losses(); ++i) sum += executor_->Get<double>(plan.loss_partials)[i];
     return sum;
   }
 

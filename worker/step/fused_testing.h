@@ -77,7 +77,7 @@ class FusedRun {
   void RefreshCompute() { RefreshComputeCopyOnCpu(executor_->addresses()); }
   double Loss() const {
     double sum = 0;
-    for (int64_t b = 0; b < plan().batch; ++b) sum += executor_->Get<double>(plan().loss_partials)[b];
+    for (int64_t i = 0; i < plan().losses(); ++i) sum += executor_->Get<double>(plan().loss_partials)[i];
     return sum * executor_->Get<StepScalars>(plan().scalars)->loss_weight;
   }
   double At(TensorId id, int64_t i) const { return is_double() ? executor_->Get<double>(id)[i] : double(executor_->Get<float>(id)[i]); }

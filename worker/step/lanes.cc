@@ -69,7 +69,7 @@ int Lanes::LaneOf(const Op& op) const {
   return stream_[lane] == stream_[kChain] ? kChain : lane;
 }
 
-absl::Status Lanes::Run(const std::vector<Op>& ops, size_t count, const std::function<bool(const Op&)>& take,
+absl::Status Lanes::Run(absl::Span<const Op> ops, const std::function<bool(const Op&)>& take,
                         const std::function<absl::Status(const Op&, cudaStream_t, int)>& launch) {
   used_ = 0;
   for (int lane = 0; lane < kNumLanes; ++lane) {
@@ -78,16 +78,16 @@ absl::Status Lanes::Run(const std::vector<Op>& ops, size_t count, const std::fun
   }
   // Where the other streams join, in a recording above all: only those that get an operation, or they would not come back.
   bool uses[kNumLanes] = {};
-  for (size_t i = 0; i < count; ++i) uses[LaneOf(ops[i])] |= take(ops[i]);
+  for (const Op& op : ops) uses[LaneOf(op)] |= take(op);
   for (int lane = kChain + 1; lane < kNumLanes; ++lane) {
     if (uses[lane]) RETURN_IF_ERROR(Join(kChain, lane));
   }
-  for (size_t i = 0; i < count; ++i) {
-    if (!take(ops[i])) continue;
-    const int lane = LaneOf(ops[i]);
-    std::vector<Range> ranges = RangesOf(ops[i]);
+  for (const Op& op : ops) {
+    if (!take(op)) continue;
+    const int lane = LaneOf(op);
+    std::vector<Range> ranges = RangesOf(op);
     RETURN_IF_ERROR(WaitForOthers(ranges, lane));
-    RETURN_IF_ERROR(launch(ops[i], stream_[lane], lane));
+    RETURN_IF_ERROR(launch(op, stream_[lane], lane));
     ASSIGN_OR_RETURN(cudaEvent_t done, NextEvent());
     RETURN_IF_ERROR(CudaStatus(cudaEventRecord(done, stream_[lane]), "ordering the step's streams"));
     issued_[lane].push_back({done, std::move(ranges)});

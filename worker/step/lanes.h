@@ -11,6 +11,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "absl/types/span.h"
 #include "base/plan/plan.h"
 
 namespace hierad {
@@ -26,9 +27,9 @@ class Lanes {
   Lanes(const Lanes&) = delete;
   Lanes& operator=(const Lanes&) = delete;
 
-  // Enqueues the first `count` operations that `take` wants through `launch(op, stream, lane)`; when the chain goes on, all of
+  // Enqueues those of `ops` that `take` wants through `launch(op, stream, lane)`; when the chain goes on, all of
   // them are over.
-  absl::Status Run(const std::vector<Op>& ops, size_t count, const std::function<bool(const Op&)>& take,
+  absl::Status Run(absl::Span<const Op> ops, const std::function<bool(const Op&)>& take,
                    const std::function<absl::Status(const Op&, cudaStream_t, int lane)>& launch);
 
  private:

@@ -136,6 +136,9 @@ class Step {
   // Evaluate; reconstruct.h says how. Waits for the Runs so far.
   virtual absl::StatusOr<Reconstruction> Reconstruct(const MicroBatch& batch);
   virtual int64_t peak_memory_bytes() const { return 0; }   // GPU: of torch's allocator; CPU: of the process
+  // By what a library makes the products (card, version, hash of its algorithms): where it is another, the same job gives other
+  // bits. Empty: nothing but the code decides.
+  virtual std::string algorithms() const { return ""; }
   virtual std::string Describe() const = 0;   // mode, device, precision, attention backend: one line for the log
 };
 

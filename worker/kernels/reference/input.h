@@ -51,6 +51,15 @@ void ConvertInput(const RowBatch<S>& a) {
     if (a.visit_ids != nullptr) a.visit_ids[b] = int64_t(visit);
     if (a.labels != nullptr) a.labels[b] = real ? a.source_labels[first + b] : -1;
     const RowDraws draws = real && s.train != 0 ? DrawRow(a.rules, s.seed, s.epoch, visit) : NothingDrawn();
+    std::vector<float> drawn;
+    if (real && a.rules.synthetic > 0) {
+      drawn.resize(size_t((a.rules.channels * samples + 3) / 4 * 4));
+      const RandomStream stream = SyntheticStream(a.rules, s.seed, visit);
+      for (size_t i = 0; i < drawn.size(); i += 4) {
+        const Random4 words = stream.At(uint32_t(i >> 2));
+        for (size_t k = 0; k < 4; ++k) drawn[i + k] = SyntheticValue(words.v[k]);
+      }
+    }
     for (int64_t c = 0; c < a.rules.channels; ++c) {
       S* out = a.x_BCS + (b * a.rules.channels + c) * samples;
       const int64_t at = ((first + b) * a.rules.channels + c) * samples;
@@ -61,7 +70,9 @@ void ConvertInput(const RowBatch<S>& a) {
       auto channel = [&](const auto* source, auto load) { return ConvertChannel<S>(a.rules, draws, source + at, load, a.offset[c], a.scale[c], out); };
       auto as_it_is = [](auto v) { return float(v); };
       bool good = true;
-      switch (a.type) {
+      if (a.rules.synthetic > 0) {
+        good = ConvertChannel<S>(a.rules, draws, drawn.data() + c * samples, as_it_is, a.offset[c], a.scale[c], out);
+      } else switch (a.type) {
         case DType::kU8: good = channel(static_cast<const uint8_t*>(a.source), as_it_is); break;
         case DType::kI16: good = channel(static_cast<const int16_t*>(a.source), as_it_is); break;
         case DType::kF16: good = channel(static_cast<const uint16_t*>(a.source), HalfToFloat); break;

@@ -25,10 +25,11 @@ void LayerNorm(const S* x, const S* gamma, const S* beta, T* y, S* mean, S* rstd
   }
 }
 
-// dx_out = dx_in + dLN(dy); dx_in nullptr: 0; dx_in == dx_out: in place. dx_narrow and dx_parts may be nullptr.
+// dx_out = dx_in + dLN(dy); dx_in nullptr: dx_in_narrow + dx_in_low, or 0 where those are nullptr too; dx_in == dx_out: in place.
+// dx_out nullptr: dx_narrow + dx_low take it. dx_narrow and dx_parts may be nullptr.
 template <typename T, typename S>
-void LayerNormBackward(const T* dy, const S* x, const S* mean, const S* rstd, const S* gamma, const S* dx_in, S* dx_out,
-                       T* dx_narrow, S* dgamma_parts, S* dbeta_parts, S* dx_parts, int64_t rows, int64_t cols, int64_t num_parts) {
+void LayerNormBackward(const T* dy, const S* x, const S* mean, const S* rstd, const S* gamma, const S* dx_in, const T* dx_in_narrow,
+                       const T* dx_in_low, S* dx_out, T* dx_narrow, T* dx_low, S* dgamma_parts, S* dbeta_parts, S* dx_parts, int64_t rows, int64_t cols, int64_t num_parts) {
   std::vector<double> gamma_sum(cols, 0.0), beta_sum(cols, 0.0), dx_sum(cols, 0.0);
   for (int64_t r = 0; r < rows; ++r) {
     const T* d = dy + r * cols;
@@ -46,9 +47,12 @@ void LayerNormBackward(const T* dy, const S* x, const S* mean, const S* rstd, co
     for (int64_t c = 0; c < cols; ++c) {
       const S normed = (in[c] - mean[r]) * rstd[r];
       const S dx = (S(d[c]) * gamma[c] - sum - normed * dot) * rstd[r];
-      const S out = dx_in == nullptr ? dx : dx_in[r * cols + c] + dx;
-      dx_out[r * cols + c] = out;
-      if (dx_narrow != nullptr) dx_narrow[r * cols + c] = T(out);
+      const int64_t i = r * cols + c;
+      const S before = dx_in != nullptr ? dx_in[i] : dx_in_narrow != nullptr ? S(dx_in_narrow[i]) + S(dx_in_low[i]) : S(0);
+      const S out = before + dx;
+      if (dx_out != nullptr) dx_out[i] = out;
+      if (dx_narrow != nullptr) dx_narrow[i] = T(out);
+      if (dx_low != nullptr) dx_low[i] = T(out - S(T(out)));
       dx_sum[c] += double(out);
     }
   }

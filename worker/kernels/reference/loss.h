@@ -1,6 +1,7 @@
-// The two losses and their gradients. partials[b]: the numerator of sample b, in double.
+// The two losses and their gradients. partials[b], of MaeLoss [b, kLossParts]: the numerator of sample b, in double.
 #pragma once
 
+#include <algorithm>
 #include <cmath>
 #include <cstdint>
 #include <vector>
@@ -37,13 +38,15 @@ template <typename T, typename S>
 void MaeLoss(const StepScalars& scalars, const StepRecord* record, const MaeLossShape& s, const T* pred, const S* x, const uint8_t* keep_mask,
              const int32_t* order, const int32_t* label_index, T* dpred, double* partials) {
   std::vector<S> label(s.pred_dim);
+  const int64_t tokens = (s.mask_units - s.kept) * s.finals, chunk = std::max<int64_t>(1, (tokens + kLossParts - 1) / kLossParts);
   const S weight = GradientWeight<S>(scalars, record);
   int64_t row = 0;
   for (int64_t b = 0; b < s.batch; ++b) {
-    double sum = 0;
+    double sums[kLossParts] = {};
+    int64_t i = 0;   // masked token of the sample
     for (int64_t unit = 0; unit < s.mask_units; ++unit) {
       if (keep_mask[b * s.mask_units + unit] != 0) continue;
-      for (int64_t f = 0; f < s.finals; ++f, row += s.pred_dim) {
+      for (int64_t f = 0; f < s.finals; ++f, ++i, row += s.pred_dim) {
         const int64_t token = order[unit * s.finals + f];
         if (b >= scalars.real) {
           for (int64_t e = 0; e < s.pred_dim; ++e) dpred[row + e] = T(S(0));
@@ -52,12 +55,12 @@ void MaeLoss(const StepScalars& scalars, const StepRecord* record, const MaeLoss
         Target(x + b * s.sample_size, label_index + token * s.pred_dim, s.pred_dim, s.norm_target, &label);
         for (int64_t e = 0; e < s.pred_dim; ++e) {
           const S difference = S(pred[row + e]) - label[e];
-          sum += double(difference) * double(difference);
+          sums[i / chunk] += double(difference) * double(difference);
           dpred[row + e] = T(S(2) * difference * weight);
         }
       }
     }
-    partials[b] = sum + (s.accumulate ? partials[b] : 0.0);
+    for (int64_t p = 0; p < kLossParts; ++p) partials[b * kLossParts + p] = sums[p] + (s.accumulate ? partials[b * kLossParts + p] : 0.0);
   }
 }
 
