@@ -23,8 +23,8 @@ constexpr char kUid[] = "uid ";
 constexpr int kHighestCapability = 63;   // more than any kernel has; those that it lacks are refused, which is as good
 
 absl::Status NeverRoot(const std::string& what) {
-  return absl::FailedPreconditionError(what + ": ranks do not run as root; submit as another user, or give hierad-agent "
-                                              "--worker-user NAME, an account for ranks");
+  return absl::FailedPreconditionError(what + ": ranks do not run as root; submit as another user, or set worker_user to an account for "
+                                              "ranks, or root_ranks: allow where all that root submits may run as root, as in a container");
 }
 
 }  // namespace
@@ -51,11 +51,13 @@ absl::StatusOr<Account> FindAccount(const std::string& name) {
   return Account{found->pw_uid, found->pw_gid, found->pw_name, found->pw_dir};
 }
 
-absl::StatusOr<std::optional<Account>> AccountFor(const std::string& worker_user, const std::string& submitter) {
-  if (worker_user.empty()) return std::optional<Account>();
-  const bool submitters = worker_user == "submitter";
-  ASSIGN_OR_RETURN(Account account, FindAccount(submitters ? submitter : worker_user));
-  if (account.uid == 0) return NeverRoot(submitters ? "the job was submitted by root" : "--worker-user " + Printable(worker_user));
+absl::StatusOr<std::optional<Account>> AccountFor(const RankRights& rights, const std::string& submitter) {
+  if (rights.worker_user.empty() && geteuid() != 0) return std::optional<Account>();
+  const bool submitters = rights.worker_user.empty() || rights.worker_user == "submitter";
+  ASSIGN_OR_RETURN(Account account, FindAccount(submitters ? submitter : rights.worker_user));
+  if (account.uid == 0 && !(submitters && rights.root_allowed)) {
+    return NeverRoot(submitters ? "the job was submitted by root" : "worker_user " + Printable(rights.worker_user));
+  }
   if (account.uid == geteuid()) return std::optional<Account>();
   if (geteuid() != 0) {
     return absl::FailedPreconditionError("only an agent of root can start ranks as \"" + Printable(account.name) + "\"; start hierad-agent "

@@ -20,12 +20,16 @@ struct Account {
 // "alice", or "uid 1000" for one without a name here. NotFound: this machine does not know the name.
 absl::StatusOr<Account> FindAccount(const std::string& name);
 
-// What hierad-agent --worker-user says, of the rank of a job that `submitter` has submitted:
-//   ""           the agent's own account (nullopt)
-//   "submitter"  the submitter's; FailedPrecondition if that is root
-//   NAME         always this one; FailedPrecondition if that is root
-// Only root can take another account: for any other agent a name that is not its own is FailedPrecondition.
-absl::StatusOr<std::optional<Account>> AccountFor(const std::string& worker_user, const std::string& submitter);
+// Whose account ranks run as, as --worker-user and --root-ranks say.
+struct RankRights {
+  // "": of root the submitter's, of anyone else the own one. "submitter": the submitter's. NAME: always this one, never root.
+  std::string worker_user;
+  bool root_allowed = false;   // where it is the submitter's and that is root: root all the same
+};
+
+// Of the rank of a job that `submitter` has submitted; nullopt: the account that this process has. FailedPrecondition: it would be
+// root and that is not allowed, or another one and this process is not root.
+absl::StatusOr<std::optional<Account>> AccountFor(const RankRights& rights, const std::string& submitter);
 
 // In a child of one thread, before exec: takes the account and gives up every capability for good. Without an account it keeps
 // its own, and root stays root. no_new_privs in any case. 0, or errno of what failed.

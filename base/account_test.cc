@@ -29,15 +29,22 @@ TEST(Account, IsFoundByNameOrNumber) {
 }
 
 TEST(Account, IsNeverRoots) {
-  EXPECT_FALSE(AccountFor("", "root")->has_value());   // the agent's own, whoever that is
-  EXPECT_THAT(std::string(AccountFor("root", "alice").status().message()), HasSubstr("do not run as root"));
-  EXPECT_THAT(std::string(AccountFor("submitter", "root").status().message()), HasSubstr("submitted by root"));
-  EXPECT_THAT(std::string(AccountFor("submitter", "uid 0").status().message()), HasSubstr("submitted by root"));
+  const auto refused = [](const RankRights& rights, const std::string& submitter) { return std::string(AccountFor(rights, submitter).status().message()); };
+  for (const bool allowed : {false, true}) EXPECT_THAT(refused({"root", allowed}, "alice"), HasSubstr("do not run as root")) << allowed;
+  for (const char* root : {"root", "uid 0"}) EXPECT_THAT(refused({"submitter", false}, root), HasSubstr("submitted by root"));
   if (geteuid() == 0) {
-    EXPECT_EQ((*AccountFor("nobody", ""))->name, "nobody");
-    EXPECT_EQ((*AccountFor("submitter", "uid 65534"))->uid, 65534u);
+    for (const char* root : {"root", "uid 0"}) EXPECT_THAT(refused({}, root), HasSubstr("root_ranks: allow"));
+    for (const char* user : {"", "submitter"}) {
+      const auto allowed = AccountFor({user, true}, "root");
+      ASSERT_TRUE(allowed.ok()) << allowed.status();
+      EXPECT_FALSE(allowed->has_value()) << "root stays root";
+      EXPECT_EQ((*AccountFor({user, true}, "uid 65534"))->uid, 65534u) << "but for others' jobs";
+      EXPECT_EQ((*AccountFor({user, false}, "uid 65534"))->uid, 65534u);
+    }
+    EXPECT_EQ((*AccountFor({"nobody", false}, "root"))->name, "nobody");
   } else {
-    EXPECT_THAT(std::string(AccountFor("uid 4000000", "").status().message()), HasSubstr("only an agent of root"));
+    EXPECT_FALSE(AccountFor({}, "root")->has_value()) << "the own account, whoever submits";
+    EXPECT_THAT(refused({"uid 4000000", false}, ""), HasSubstr("only an agent of root"));
   }
 }
 

@@ -1,4 +1,8 @@
-// Stands for libnvidia-ml.so.1 in tests: two cards, of which HIERAD_FAKE_NVML_BROKEN names one that does not answer.
+// Stands for libnvidia-ml.so.1 in tests: two cards, of which HIERAD_FAKE_NVML_BROKEN names one that does not answer. Lines that are
+// appended to the file HIERAD_FAKE_NVML_EVENTS, "CARD xid NUMBER" or "CARD ecc", become events.
+#include <unistd.h>
+
+#include <cstdio>
 #include <cstdlib>
 #include <cstring>
 
@@ -8,6 +12,14 @@ struct Memory {
 };
 int cards[2] = {0, 1};
 bool initialised = false;
+unsigned long long wanted[2] = {0, 0};   // events, by card
+long events_read = 0;                    // bytes of their file
+struct Event {
+  void* device;
+  unsigned long long type, data;
+  unsigned gpu_instance, compute_instance;
+};
+constexpr unsigned long long kEcc = 2, kXid = 8;
 }  // namespace
 
 extern "C" {
@@ -64,6 +76,41 @@ int nvmlDeviceGetEccMode(void* device, unsigned* now, unsigned* pending) {
 int nvmlDeviceGetTotalEccErrors(void* device, int, int, unsigned long long* errors) {
   *errors = 3;
   return *static_cast<int*>(device) == 0 ? 0 : 3;
+}
+int nvmlDeviceGetSupportedEventTypes(void*, unsigned long long* types) {
+  *types = kEcc | kXid | 1;
+  return 0;
+}
+int nvmlEventSetCreate(void** set) {
+  *set = wanted;
+  return 0;
+}
+int nvmlDeviceRegisterEvents(void* device, unsigned long long types, void* set) {
+  static_cast<unsigned long long*>(set)[*static_cast<int*>(device)] = types;
+  return 0;
+}
+int nvmlEventSetWait_v2(void* set, Event* event, unsigned timeout_ms) {
+  const char* path = std::getenv("HIERAD_FAKE_NVML_EVENTS");
+  for (unsigned waited = 0;; waited += 10) {
+    std::FILE* file = path != nullptr ? std::fopen(path, "r") : nullptr;
+    char line[64] = "";
+    if (file != nullptr && std::fseek(file, events_read, SEEK_SET) == 0 && std::fgets(line, sizeof line, file) != nullptr && std::strchr(line, '\n') != nullptr) {
+      events_read = std::ftell(file);
+    } else {
+      line[0] = 0;
+    }
+    if (file != nullptr) std::fclose(file);
+    int card = 0;
+    unsigned long long xid = 0;
+    const bool is_xid = std::sscanf(line, "%d xid %llu", &card, &xid) == 2;
+    if (is_xid || std::strstr(line, "ecc") != nullptr) {
+      card = line[0] - '0';
+      *event = {&cards[card], is_xid ? kXid : kEcc, xid, ~0u, ~0u};
+      if ((static_cast<unsigned long long*>(set)[card] & event->type) != 0) return 0;
+    }
+    if (waited >= timeout_ms) return 10;
+    usleep(10'000);
+  }
 }
 int nvmlDeviceGetMemoryInfo(void*, Memory* memory) {
   *memory = {96ull << 30, 95ull << 30, 1ull << 30};

@@ -12,6 +12,7 @@
 #include <unistd.h>
 
 #include "base/failpoint.h"
+#include "base/fs_descriptor.h"
 #include "base/status.h"
 #include "base/text.h"
 
@@ -51,10 +52,14 @@ absl::Status ErrnoStatus(int error, std::string_view what, std::string_view path
 absl::StatusOr<std::string> ReadFile(const std::string& path, int64_t max_bytes) {
   UniqueFd fd(::open(path.c_str(), O_RDONLY | O_CLOEXEC));
   if (!fd) return ErrnoStatus(errno, "cannot open", path);
+  return ReadDescriptor(fd.get(), path, max_bytes);
+}
+
+absl::StatusOr<std::string> ReadDescriptor(int fd, const std::string& path, int64_t max_bytes) {
   std::string data;
   char buffer[64 << 10];
   while (true) {
-    const ssize_t n = ::read(fd.get(), buffer, sizeof buffer);
+    const ssize_t n = ::read(fd, buffer, sizeof buffer);
     if (n < 0 && errno == EINTR) continue;
     if (n < 0) return ErrnoStatus(errno, "cannot read", path);
     if (n == 0) return data;
@@ -152,8 +157,15 @@ absl::Status RemoveBeneath(int parent, const char* name, const std::string& path
 absl::Status RemoveTree(const std::string& path) { return RemoveBeneath(AT_FDCWD, path.c_str(), path); }
 
 absl::StatusOr<std::vector<std::string>> ListFolder(const std::string& path) {
-  std::unique_ptr<DIR, FolderCloser> folder(::opendir(path.c_str()));
+  UniqueFd fd(::open(path.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
+  if (!fd) return ErrnoStatus(errno, "cannot read folder", path);
+  return ListDescriptor(std::move(fd), path);
+}
+
+absl::StatusOr<std::vector<std::string>> ListDescriptor(UniqueFd fd, const std::string& path) {
+  std::unique_ptr<DIR, FolderCloser> folder(::fdopendir(fd.get()));
   if (!folder) return ErrnoStatus(errno, "cannot read folder", path);
+  fd.release();   // the folder's now
   std::vector<std::string> names;
   errno = 0;
   while (const dirent* entry = ::readdir(folder.get())) {

@@ -9,6 +9,7 @@
 #include <algorithm>
 #include <cerrno>
 #include <cstdint>
+#include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
@@ -76,6 +77,33 @@ absl::StatusOr<UniqueFd> OpenBeneath(const std::string& root, const std::string&
   if (fd) return fd;
   if (errno == EXDEV || errno == ELOOP) return LeadsOut(path, Printable(root));
   return ErrnoStatus(errno, "cannot open", path);
+}
+
+absl::StatusOr<HeldRoots> HeldRoots::Open(const std::vector<std::string>& roots) {
+  HeldRoots held;
+  held.all_ = Printable(absl::StrJoin(roots, ", "));
+  for (const std::string& root : roots) {
+    UniqueFd folder(open(root.c_str(), O_PATH | O_DIRECTORY | O_CLOEXEC));
+    if (folder) held.roots_.push_back({root, std::move(folder)});
+  }
+  if (held.roots_.empty()) {
+    return absl::FailedPreconditionError(absl::StrCat("none of the folders that paths of jobs may be in is there: ", held.all_,
+                                                      "; see hierad's setting allowed_roots"));
+  }
+  return held;
+}
+
+absl::StatusOr<UniqueFd> HeldRoots::Open(const std::string& path, int flags) const {
+  const std::vector<std::string> parts = Split(path, '/');
+  if (path.empty() || path[0] != '/' || std::find(parts.begin(), parts.end(), "..") != parts.end()) return LeadsOut(path, all_);
+  for (const Root& root : roots_) {
+    std::string relative;
+    if (!Relative(root.path, path, &relative)) continue;
+    UniqueFd fd(::hierad::Open(root.folder.get(), relative, flags, 0));
+    if (fd) return fd;
+    if (errno != EXDEV && errno != ELOOP) return ErrnoStatus(errno, "cannot open", path);
+  }
+  return LeadsOut(path, all_);
 }
 
 absl::Status CheckBeneath(const std::vector<std::string>& roots, const std::string& path) {

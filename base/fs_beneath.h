@@ -15,6 +15,23 @@ namespace hierad {
 // open(2). Links that stay beneath are followed; where the kernel has no openat2 (before 5.6), none is.
 absl::StatusOr<UniqueFd> OpenBeneath(const std::string& root, const std::string& path, int flags, int mode = 0);
 
+// Roots that stay what they are: each is opened once, and paths are resolved from its descriptor, whatever takes its name later.
+class HeldRoots {
+ public:
+  // Those that are there; FailedPrecondition: none is.
+  static absl::StatusOr<HeldRoots> Open(const std::vector<std::string>& roots);
+  // As OpenBeneath, of the root that `path` (absolute, without "..") is lexically beneath.
+  absl::StatusOr<UniqueFd> Open(const std::string& path, int flags) const;
+
+ private:
+  struct Root {
+    std::string path;
+    UniqueFd folder;
+  };
+  std::vector<Root> roots_;
+  std::string all_;   // for messages
+};
+
 // OK when `path` (absolute; its end need not exist yet) stays beneath one of the roots.
 absl::Status CheckBeneath(const std::vector<std::string>& roots, const std::string& path);
 

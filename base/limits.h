@@ -18,6 +18,7 @@ inline constexpr int kJobNameBytes = 63;                  // fits a DNS label, a
 inline constexpr int kMessageBytes = 2048;                // any stored sentence
 inline constexpr int kListLimit = 1000;                   // jobs in one List reply
 inline constexpr int kLogChunkBytes = 256 << 10;
+inline constexpr int kLogPieces = 8;                      // that an agent is asked for at a time: 2 MiB fit its report
 inline constexpr int kLastWordsBytes = 4096;              // end of a dead worker's log
 inline constexpr int64_t kEffectiveBatch = 1 << 24;       // samples of one optimizer step; above it is a slip of the pen
 inline constexpr int64_t kSampleElements = 1 << 28;       // numbers in one sample: 1 GiB in fp32, held by every reader thread

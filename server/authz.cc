@@ -128,7 +128,7 @@ std::vector<std::string> TableErrors(const std::vector<std::string>& proto_files
 }
 
 absl::StatusOr<Caller> Authz::LocalCaller(std::string_view token) const {
-  if (peers_ == nullptr) return Caller{kEveryone, owner_, false};
+  if (peers_ == nullptr) return Caller{kEveryone, owner_, false, true};
   if (token.empty()) return Caller{kWorker, "", false};
   const std::optional<uid_t> uid = peers_->Find(std::string(token));
   if (!uid) return absl::UnauthenticatedError("the peer token is not of this hierad; call again");
@@ -136,8 +136,8 @@ absl::StatusOr<Caller> Authz::LocalCaller(std::string_view token) const {
 }
 
 Caller Authz::CallerOfUser(uid_t uid) const {
-  if (uid == 0 || uid == geteuid()) return Caller{kEveryone, UserName(uid), false};
-  return Caller{peers_ == nullptr ? 0u : kSubmitter | kWorker, UserName(uid), false};
+  if (uid == 0 || uid == geteuid()) return Caller{kEveryone, UserName(uid), false, true};
+  return Caller{peers_ == nullptr ? 0u : kSubmitter | kWorker, UserName(uid), false, true};
 }
 
 absl::StatusOr<Caller> Authz::CertifiedCaller(const grpc::AuthContext& context) {

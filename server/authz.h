@@ -30,6 +30,7 @@ struct Caller {
   uint32_t roles = 0;
   std::string name;      // who owns what it submits; of an agent by certificate: the node it may speak for
   bool bound = false;    // an agent that may speak for that node only
+  bool local = false;    // by the kernel's word a user of hierad's machine; else `name` is what a certificate says
   // Otherwise it sees and ends its own jobs only. (A viewer cannot reach what changes anything.)
   bool AllJobs() const { return (roles & (kViewer | kAdmin)) != 0; }
 };

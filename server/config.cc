@@ -37,7 +37,7 @@ std::map<std::string, std::function<bool(const std::string&)>> Setters(ServerCon
       {"access", text(&c->access)}, {"access_group", text(&c->access_group)},
       {"tcp", text(&c->tcp)}, {"certificates", text(&c->certificates)}, {"metrics", text(&c->metrics)}, {"web", text(&c->web)},
       {"agent", text(&c->agent)}, {"agent_lifetime", text(&c->agent_lifetime)},
-      {"worker_user", text(&c->worker_user)},
+      {"worker_user", text(&c->worker_user)}, {"root_ranks", text(&c->root_ranks)},
       {"cpu_slots", [c](const std::string& v) { return v == "auto" ? (c->cpu_slots = -1, true) : absl::SimpleAtoi(v, &c->cpu_slots); }},
       {"allowed_roots", text(&c->allowed_roots)},
       {"runs_folder", text(&c->runs_folder)}, {"stop_grace_s", seconds(&c->stop_grace_s)},
@@ -159,12 +159,15 @@ std::vector<std::string> AllowedRoots(const ServerConfig& config) {
   return config.allowed_roots.empty() ? std::vector<std::string>() : Split(config.allowed_roots, ':');
 }
 
+RankRights RightsOf(const ServerConfig& config) { return {config.worker_user, config.root_ranks == "allow"}; }
+
 // Ranks of another account can open only what that account can.
 absl::Status CheckWorkerUser(const ServerConfig& c) {
-  if (c.worker_user.empty()) return absl::OkStatus();
+  // By default root's hierad serves submitters too; with access: owner there is none but root.
+  if (c.worker_user.empty() && (geteuid() != 0 || c.access == "owner" || c.root_ranks == "allow")) return absl::OkStatus();
   bool other = geteuid() == 0;
-  if (c.worker_user != "submitter") {
-    auto account = AccountFor(c.worker_user, "");
+  if (!c.worker_user.empty() && c.worker_user != "submitter") {
+    auto account = AccountFor(RightsOf(c), "");
     if (!account.ok()) return Annotate(account.status(), "worker_user");
     other = account->has_value();
   } else if (!other) {
@@ -206,7 +209,7 @@ absl::Status CompleteConfig(ServerConfig* c) {
                             sizeof(sockaddr_un::sun_path) - 1, "; give a shorter one with --listen unix:/path"));
   }
   c->listen = absl::StrCat("unix:", socket);
-  RETURN_IF_ERROR(CheckWorkerUser(*c));
+  RETURN_IF_ERROR(CheckWord("root_ranks", c->root_ranks, {"refuse", "allow"}));
   if (!c->tcp.empty()) {
     auto address = ParseHostPort(c->tcp);
     if (!address.ok()) return Annotate(address.status(), "tcp");
@@ -225,6 +228,7 @@ absl::Status CompleteConfig(ServerConfig* c) {
     return Bad(c->access == "group" ? "access: group needs access_group, the group whose members may use hierad"
                                     : absl::StrCat("access_group: ", Printable(c->access_group), " is for access: group, not ", c->access));
   }
+  RETURN_IF_ERROR(CheckWorkerUser(*c));
   if (c->web != "off") {
     auto address = ParseHostPort(c->web);
     if (!address.ok()) return Annotate(address.status(), "web (or off)");

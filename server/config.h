@@ -7,6 +7,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "base/account.h"
 
 namespace hierad {
 
@@ -21,7 +22,8 @@ struct ServerConfig {
   std::string web = "off";               // host:port on the loopback of the page, or off
   std::string agent = "auto";            // auto: hierad sees to a local agent; none
   std::string agent_lifetime = "service";   // service: workers outlive hierad; session: they end with it
-  std::string worker_user;               // of the local agent: whose account ranks run as; empty: its own
+  std::string worker_user;               // whose account ranks run as; empty: of root's hierad the submitter's, else its own
+  std::string root_ranks = "refuse";     // jobs that root submits to root's hierad: refuse, allow (as root)
   int cpu_slots = -1;                    // of the local agent; -1: its own choice
   std::string runs_folder;               // empty: STATE/runs
   std::string allowed_roots;             // folders, ':' between them; empty: paths of jobs may be anywhere
@@ -45,6 +47,7 @@ absl::Status CompleteConfig(ServerConfig* config);
 absl::Status CheckLogLevel(const std::string& level);
 
 std::vector<std::string> AllowedRoots(const ServerConfig& config);
+RankRights RightsOf(const ServerConfig& config);
 
 // /var/lib/hierad for root, else $XDG_STATE_HOME/hierad or ~/.local/state/hierad.
 std::string DefaultStateFolder();

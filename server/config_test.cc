@@ -53,6 +53,7 @@ TEST_F(ConfigTest, TheShippedFileHoldsTheDefaults) {
   EXPECT_EQ(shipped.agent, built_in.agent);
   EXPECT_EQ(shipped.agent_lifetime, built_in.agent_lifetime);
   EXPECT_EQ(shipped.worker_user, built_in.worker_user);
+  EXPECT_EQ(shipped.root_ranks, built_in.root_ranks);
   EXPECT_EQ(shipped.cpu_slots, built_in.cpu_slots);
   EXPECT_EQ(shipped.runs_folder, built_in.runs_folder);
   EXPECT_EQ(shipped.allowed_roots, built_in.allowed_roots);
@@ -107,6 +108,12 @@ TEST_F(ConfigTest, AllowedRootsAreAbsoluteFolders) {
 TEST_F(ConfigTest, RanksOfAnotherAccountNeedASocketAndAFolderThatTheyCanReach) {
   EXPECT_THAT(Problem("worker_user: no-such-user\n"), testing::AllOf(HasSubstr("worker_user"), HasSubstr("no user \"no-such-user\"")));
   EXPECT_THAT(Problem("worker_user: root\n"), HasSubstr("do not run as root"));
+  EXPECT_THAT(Problem("worker_user: root\nroot_ranks: allow\n"), HasSubstr("do not run as root"));
+  if (geteuid() == 0) {   // the submitters' ranks, without a word of worker_user
+    EXPECT_THAT(Problem("access: everyone\n"), HasSubstr("runs_folder"));
+    EXPECT_TRUE(Read("access: everyone\nroot_ranks: allow\n").ok());
+  }
+  EXPECT_THAT(Problem("root_ranks: yes\n"), HasSubstr("refuse, allow"));
   if (geteuid() != 0) {
     EXPECT_THAT(Problem("worker_user: submitter\n"), HasSubstr("as root"));
     return;
@@ -118,8 +125,8 @@ TEST_F(ConfigTest, RanksOfAnotherAccountNeedASocketAndAFolderThatTheyCanReach) {
 }
 
 TEST_F(ConfigTest, AccessOfAGroupNamesIt) {
-  EXPECT_TRUE(Read("access: group\naccess_group: lab\n").ok());
-  EXPECT_TRUE(Read("access: everyone\n").ok());
+  EXPECT_TRUE(Read("access: group\naccess_group: lab\nruns_folder: /srv\n").ok());
+  EXPECT_TRUE(Read("access: everyone\nruns_folder: /srv\n").ok());
   EXPECT_THAT(Problem("access: group\n"), HasSubstr("access_group"));
   EXPECT_THAT(Problem("access_group: lab\n"), HasSubstr("not owner"));
   EXPECT_THAT(Problem("access: all\n"), HasSubstr("owner, group, everyone"));

@@ -10,7 +10,7 @@
 #include "base/plan/plan_report.h"
 #include "server/await.h"
 #include "server/garbage.h"
-#include "server/job_log.h"
+#include "server/rank_log.h"
 #include "server/rpc_status.h"
 #include "server/run_folder.h"
 #include "server/submission.h"
@@ -69,6 +69,14 @@ absl::Status ControlService::CheckOwn(const grpc::ServerContext& context, uint64
   return absl::PermissionDeniedError(absl::StrCat("job ", job_id, " is ", Printable(job->submitter()), "'s, and you are ", caller->name));
 }
 
+absl::Status ControlService::CheckAccount(const Caller& caller) const {
+  // What only its machine knows (an account of another node) is said when the job begins there.
+  if (const absl::Status account = coordinator_->AccountOf(caller.name).status(); absl::IsFailedPrecondition(account)) return account;
+  const auto named = FindAccount(caller.name);
+  if (caller.local || !named.ok() || named->uid != 0) return absl::OkStatus();
+  return absl::PermissionDeniedError("a certificate's name is not root's word: give the certificate the name of another account");
+}
+
 grpc::Status ControlService::Submit(grpc::ServerContext* context, const v1::SubmitRequest* request, v1::SubmitReply* reply) {
   auto caller = authz_->CallerOf(*context);
   if (!caller.ok()) return ToRpc(caller.status());
@@ -76,6 +84,7 @@ grpc::Status ControlService::Submit(grpc::ServerContext* context, const v1::Subm
   // A known key first: by now the job itself may have made what the checks below would refuse.
   auto known = Await<v1::SubmitReply>([&](auto done) { coordinator_->FindByClientKey(request->client_key(), caller->name, done); });
   if (known.ok() || !absl::IsNotFound(known.status())) return Answer(std::move(known), reply);
+  if (absl::Status account = CheckAccount(*caller); !account.ok()) return ToRpc(account);
   v1::SubmitRequest checked = *request;
   if (absl::Status s = AsStatus(PrepareSpec(checked.mutable_spec(), allowed_roots_)); !s.ok()) return ToRpc(s);
   const std::string& folder = checked.spec().output().folder();
@@ -83,8 +92,11 @@ grpc::Status ControlService::Submit(grpc::ServerContext* context, const v1::Subm
   return Answer(Await<v1::SubmitReply>([&](auto done) { coordinator_->Submit(std::move(checked), caller->name, folder_check, done); }), reply);
 }
 
-grpc::Status ControlService::Validate(grpc::ServerContext*, const v1::ValidateRequest* request, v1::ValidateReply* reply) {
+grpc::Status ControlService::Validate(grpc::ServerContext* context, const v1::ValidateRequest* request, v1::ValidateReply* reply) {
+  auto caller = authz_->CallerOf(*context);
+  if (!caller.ok()) return ToRpc(caller.status());
   v1::JobSpec spec = request->spec();
+  if (const absl::Status account = CheckAccount(*caller); !account.ok()) reply->add_problems(std::string(account.message()));
   for (const std::string& problem : PrepareSpec(&spec, allowed_roots_)) reply->add_problems(problem);
   if (reply->problems_size() > 0) return grpc::Status::OK;
   if (!spec.output().folder().empty()) {
@@ -218,9 +230,9 @@ grpc::Status ControlService::Logs(grpc::ServerContext* context, const v1::LogsRe
   if (request->rank() < 0 || request->rank() >= ranks) {
     return ToRpc(absl::InvalidArgumentError(absl::StrCat("rank: job ", request->job_id(), " has ranks 0 to ", ranks - 1, ", not ", request->rank())));
   }
-  const auto account = coordinator_->AccountOf(*job);
+  const auto account = coordinator_->AccountOf(job->submitter());
   if (!account.ok()) return ToRpc(account.status());
-  JobLog log(JoinPath(job->run_folder(), absl::StrCat("rank-", request->rank(), ".log")), request->tail_lines(), *account);
+  RankLog log(coordinator_, *job, request->rank(), request->tail_lines(), *account);
   while (true) {
     const bool terminal = IsTerminal(job->state());   // asked before reading: what is read after it is all there is
     while (true) {

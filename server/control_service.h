@@ -31,7 +31,7 @@ class ControlService : public v1::ControlService::Service {
   void EndStreams();
 
   grpc::Status Submit(grpc::ServerContext* context, const v1::SubmitRequest* request, v1::SubmitReply* reply) override;
-  grpc::Status Validate(grpc::ServerContext*, const v1::ValidateRequest* request, v1::ValidateReply* reply) override;
+  grpc::Status Validate(grpc::ServerContext* context, const v1::ValidateRequest* request, v1::ValidateReply* reply) override;
   grpc::Status Get(grpc::ServerContext* context, const v1::GetRequest* request, v1::Job* reply) override;
   grpc::Status List(grpc::ServerContext* context, const v1::ListRequest* request, v1::ListReply* reply) override;
   grpc::Status Watch(grpc::ServerContext*, const v1::WatchRequest* request, grpc::ServerWriter<v1::WatchReply>* writer) override;
@@ -54,6 +54,8 @@ class ControlService : public v1::ControlService::Service {
   bool WriteEarlier(const WatchView& view, int64_t after_step, grpc::ServerWriter<v1::WatchReply>* writer, int64_t* found);
   bool Rest(grpc::ServerContext* context, std::chrono::milliseconds wait);   // false: the stream is over
   void RemoveGarbage(v1::Garbage* garbage);
+  // Whether there is an account that the caller's jobs may run as.
+  absl::Status CheckAccount(const Caller& caller) const;
   // For each method that names a job: OK, or why the caller may neither see nor change it. (Roles are checked before.)
   absl::Status CheckOwn(const grpc::ServerContext& context, uint64_t job_id) const;
 

@@ -291,7 +291,10 @@ void Coordinator::Change(LiveJob* job, const JobEvent& event) {
       });
     }
   }
-  if (row.attempt != attempt_before) job->ResetAttempt();
+  if (row.attempt != attempt_before) {
+    job->ResetAttempt();
+    job->begun_at = now_;
+  }
   if (IsTerminal(row.state)) ended_[row.id] = now_;
   if (row.state != before) {
     Index(job);

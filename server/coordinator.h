@@ -39,7 +39,9 @@ namespace hierad {
 
 struct CoordinatorOptions {
   std::string runs_folder;                             // absolute
-  std::string worker_user;                             // whose account ranks run as, and so run folders are made as; see AccountFor
+  // Whose account a submitter's ranks run as, and so run folders are made as; see AccountFor. By default hierad's own.
+  std::function<absl::StatusOr<std::optional<Account>>(const std::string& submitter)> account_for = [](const std::string&) { return std::nullopt; };
+  std::vector<std::string> allowed_roots;              // beneath which ranks open what jobs name; none: anywhere
   History* history = nullptr;                          // outlives the coordinator; none: no steps are kept (tests)
   std::chrono::nanoseconds node_lost_after = std::chrono::seconds(15);
   std::chrono::milliseconds stop_grace = std::chrono::seconds(30);   // from SIGTERM to SIGKILL of a cancelled worker
@@ -65,6 +67,19 @@ struct WatchPlace {
   std::optional<uint64_t> version;   // none: answer at once
   uint64_t cursor = 0;
   int64_t after_step = 0;            // of the first message
+};
+
+// Where to read on in the log of a job's rank.
+struct LogPlace {
+  uint64_t job_id = 0;
+  int rank = 0;
+  int64_t offset = 0;
+  uint64_t tail_lines = 0;   // not 0: instead of the offset
+  std::string node;          // that the offset is of; empty: any
+};
+struct LogAnswer {
+  v1::LogPiece piece;
+  std::string node;
 };
 
 // For the exporter: jobs (live ones first, then recently ended ones, kMetricJobs in all), nodes and totals.
@@ -99,8 +114,12 @@ class Coordinator {
   static constexpr std::chrono::nanoseconds kEndedShown = std::chrono::minutes(5);      // an ended job in the exporter
   static constexpr std::chrono::nanoseconds kPeersGrace = std::chrono::seconds(5);      // for the rest of a broken gang
   static constexpr std::chrono::nanoseconds kLastWordWait = std::chrono::seconds(2);    // for a dead worker's last message
+  static constexpr std::chrono::nanoseconds kGpuFaultCounts = std::chrono::seconds(30);  // from a fault of a GPU to an end that it explains
+  static constexpr std::chrono::nanoseconds kGpuFaultBurst = std::chrono::seconds(2);    // of which the first fault is the cause
   static constexpr std::chrono::nanoseconds kRecentJobs = std::chrono::minutes(10);     // an ended job stays in memory
   static constexpr size_t kRecentJobsMax = 64;
+  static constexpr std::chrono::nanoseconds kLogWait = std::chrono::seconds(10);        // for a piece of a log
+  static constexpr size_t kLogReads = 1024;                                             // at a time, of one node
   static constexpr std::chrono::nanoseconds kWatchPoll = std::chrono::seconds(1);       // a watch is answered at least so often
 
   // Loads what lives; nothing is sent until agents and workers dial in.
@@ -117,8 +136,8 @@ class Coordinator {
   void Submit(v1::SubmitRequest request, std::string submitter, absl::Status folder_check, Reply<v1::SubmitReply> reply);
   void FindByClientKey(std::string key, std::string submitter, Reply<v1::SubmitReply> reply);   // NotFound: no such job yet
   void Get(uint64_t job_id, Reply<v1::Job> reply);
-  // Whose rights the job's ranks have, and with whose its run folder is read; nullopt: hierad's own. Any thread.
-  absl::StatusOr<std::optional<Account>> AccountOf(const v1::Job& job) const { return AccountFor(options_.worker_user, job.submitter()); }
+  // Whose rights a submitter's ranks have, and with whose their run folders are read; nullopt: hierad's own. Any thread.
+  absl::StatusOr<std::optional<Account>> AccountOf(const std::string& submitter) const { return options_.account_for(submitter); }
   // `submitter`: only this one's jobs; empty: all.
   void List(v1::ListRequest request, std::string submitter, Reply<v1::ListReply> reply);
   void Cancel(uint64_t job_id, bool now, Reply<v1::Job> reply);
@@ -132,6 +151,8 @@ class Coordinator {
   void ForgetCheckpoints(uint64_t job_id, Reply<v1::Job> reply);
   void ListCheckpoints(uint64_t job_id, Reply<v1::ListCheckpointsReply> reply);
   void Nodes(Reply<v1::NodesReply> reply);
+  // From the agent of the rank's node. Unavailable: it does not answer. A piece may say that there is no log.
+  void ReadLog(LogPlace place, Reply<LogAnswer> reply);
   void Watch(WatchPlace place, Reply<WatchView> reply);
   void Look(Reply<Overview> reply);
 
@@ -187,6 +208,8 @@ class Coordinator {
   // coordinator_sessions.cc: agents and workers.
   void OnAgentReport(uint64_t session, const v1::AgentReport& report);
   Node* BindNode(AgentSession* session, const v1::AgentReport& report);
+  void TakeGpuFaults(const Node& node, const v1::AgentReport& report);
+  void BlameGpu(LiveJob* job);       // for an end shortly after a fault
   void CheckRank(LiveJob* job, int rank, const Node& node, const v1::RankProcess* process, bool new_instance);
   void OnWorkerReport(uint64_t session, const v1::WorkerReport& report);
   bool IsCurrent(const LiveJob& job, int attempt, int rank) const;
@@ -197,6 +220,12 @@ class Coordinator {
   void SendAll();
   v1::AgentOrders OrdersFor(const Node& node);
   void SendWorker(WorkerSession* session);
+
+  // coordinator_logs.cc: logs that only agents can read.
+  void AskForLog(LogPlace place, const Reply<LogAnswer>& reply);
+  void TakeLogPieces(Node* node, const v1::AgentReport& report);
+  void GiveUpLogs();
+  static void AddLogsWanted(const Node& node, v1::AgentOrders* orders);
 
   // coordinator_view.cc: answers.
   std::vector<std::string> AlertsOf(const LiveJob& job) const;
@@ -230,6 +259,7 @@ class Coordinator {
   bool draining_ = false;
   uint64_t next_job_id_ = 1;
   uint64_t sequence_ = 0;            // of the newest orders sent to any agent
+  uint64_t log_reads_ = 0;           // so many so far
   std::unordered_map<uint64_t, std::unique_ptr<LiveJob>> jobs_;   // live, and recently ended
   std::set<uint64_t> queued_, active_;   // ids, so in order of submission
   std::map<uint64_t, std::chrono::nanoseconds> ended_;            // recently ended, and when

@@ -72,6 +72,8 @@ class FakeNode {
     report.set_orders_seen(orders_seen_);
     for (const v1::Slot& slot : slots_) *report.add_slots() = slot;
     for (const auto& [key, process] : processes) *report.add_processes() = process;
+    for (const v1::GpuFault& fault : gpu_faults) *report.add_gpu_faults() = fault;
+    for (const v1::LogPiece& piece : log_pieces) *report.add_log_pieces() = piece;
     coordinator_->ReportAgent(session_, report, [] {});
   }
   // Carries out what came since; true: something changed.
@@ -105,6 +107,8 @@ class FakeNode {
   std::map<RankKey, v1::RankProcess> processes;
   std::map<RankKey, v1::Assignment> assigned;   // every assignment ever seen
   std::vector<RankKey> started, killed;
+  std::vector<v1::GpuFault> gpu_faults;
+  std::vector<v1::LogPiece> log_pieces;
   std::string instance = "i1";
   bool obedient = true;
   bool stubborn = false;   // workers ignore SIGTERM

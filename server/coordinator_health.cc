@@ -30,6 +30,7 @@ std::vector<RankSign> Coordinator::SignsOf(const LiveJob& job) const {
     sign.step = live.step;
     sign.waiting_in = live.waiting_in;
     sign.spoken = live.spoken;
+    sign.connected = live.session != 0;
     sign.silent = std::max(now_ - live.heard_at, std::chrono::nanoseconds(0));
   }
   return signs;
@@ -45,6 +46,7 @@ void Coordinator::WatchHealth(LiveJob* job) {
   if (!hang) return;
   spdlog::warn("job {}: {}", job->row.id, hang->message);
   Change(job, RankEnded{hang->rank, v1::REASON_HANG, hang->message, true, 0});
+  BlameGpu(job);
 }
 
 std::string Coordinator::NoteOn(const LiveJob& job) {

@@ -24,6 +24,7 @@ int64_t RankBytes(LiveJob* job) {
 
 void Coordinator::Tick() {
   LoseNodes();
+  GiveUpLogs();
   WatchDisk();
   const std::vector<uint64_t> active(active_.begin(), active_.end());
   for (uint64_t id : active) {
@@ -97,11 +98,15 @@ void Coordinator::Settle(LiveJob* job) {
   for (size_t r = 0; r < job->ranks.size(); ++r) {
     // An attempt that is over takes its ranks' live state with it.
     const auto current = [&] { return IsActive(job->row.state) && job->row.attempt == attempt; };
-    if (job->ranks[r].word && !job->row.ranks[r].ended) Change(job, *job->ranks[r].word);
+    if (job->ranks[r].word && !job->row.ranks[r].ended) {
+      Change(job, *job->ranks[r].word);
+      if (current()) BlameGpu(job);
+    }
     if (!current() || !job->ranks[r].exit || job->row.ranks[r].gone) continue;
     RankLive& live = job->ranks[r];
     if (!job->row.ranks[r].ended && live.session != 0 && now_ < live.exit_wait) continue;
     Change(job, *live.exit);
+    BlameGpu(job);
     Change(job, RankGone{static_cast<int>(r)});
     if (!current()) return;
   }
@@ -179,7 +184,8 @@ void Coordinator::Begin(LiveJob* job, const std::vector<struct Place>& places) {
   Placed placed;
   placed.credential = NewCredential();
   absl::Status made = Failpoint("hierad.run_folder");
-  if (made.ok()) made = MakeRunFolder(job->row, placed.credential, options_.worker_user);
+  const auto account = options_.account_for(job->row.submitter);
+  if (made.ok()) made = account.ok() ? MakeRunFolder(job->row, placed.credential, *account) : account.status();
   if (!made.ok()) {
     const bool ours = made.code() == absl::StatusCode::kResourceExhausted || made.code() == absl::StatusCode::kInternal ||
                       made.code() == absl::StatusCode::kUnavailable;

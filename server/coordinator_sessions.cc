@@ -6,6 +6,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "base/failpoint.h"
+#include "base/gpu_faults.h"
 #include "base/job_validate.h"
 #include "base/limits.h"
 #include "base/text.h"
@@ -167,6 +168,8 @@ void Coordinator::OnAgentReport(uint64_t session_id, const v1::AgentReport& repo
     place_ = true;
     node->orders_due = true;
   }
+  TakeGpuFaults(*node, report);
+  TakeLogPieces(node, report);
   std::map<RankKey, const v1::RankProcess*> listed;
   for (const v1::RankProcess& process : node->processes) listed[{process.job_id(), process.attempt(), process.rank()}] = &process;
   const std::vector<uint64_t> active(active_.begin(), active_.end());
@@ -179,6 +182,36 @@ void Coordinator::OnAgentReport(uint64_t session_id, const v1::AgentReport& repo
       CheckRank(job, static_cast<int>(r), *node, process == listed.end() ? nullptr : process->second, new_instance);
     }
     Settle(job);
+  }
+}
+
+void Coordinator::TakeGpuFaults(const Node& node, const v1::AgentReport& report) {
+  for (const v1::GpuFault& fault : report.gpu_faults()) {
+    // Reported for a minute: a card that fell before the attempt began is not held against it.
+    const auto at = now_ - std::chrono::milliseconds(std::min<int64_t>(fault.age_ms(), 3'600'000));
+    for (uint64_t id : active_) {
+      LiveJob* job = Find(id);
+      for (size_t r = 0; r < job->ranks.size(); ++r) {
+        RankLive& live = job->ranks[r];
+        const RankRow& row = job->row.ranks[r];
+        if (row.node != node.name || row.slot.id() != fault.slot_id() || at < job->begun_at) continue;
+        if (!live.gpu_fault.empty() && at <= live.gpu_fault_at + kGpuFaultBurst) continue;   // said again, or what followed from the first
+        live.gpu_fault = absl::StrCat("GPU ", row.slot.id(), " on ", node.name, " had ", GpuFaultWords(fault.double_bit_ecc(), fault.xid()));
+        spdlog::error("job {} rank {}: {}", id, r, live.gpu_fault);
+        live.gpu_fault_at = at;
+        ++job->version;
+        BlameGpu(job);
+      }
+    }
+  }
+}
+
+void Coordinator::BlameGpu(LiveJob* job) {
+  for (size_t r = 0; r < job->ranks.size(); ++r) {
+    const RankLive& live = job->ranks[r];
+    if (live.gpu_fault.empty() || now_ - live.gpu_fault_at > kGpuFaultCounts) continue;
+    Change(job, GpuFaulted{static_cast<int>(r), live.gpu_fault});
+    return;
   }
 }
 
@@ -417,6 +450,7 @@ v1::AgentOrders Coordinator::OrdersFor(const Node& node) {
       a->set_run_folder(job.row.run_folder);
       a->set_credential(job.row.credential);
       a->set_user(job.row.submitter);
+      a->mutable_allowed_roots()->Assign(options_.allowed_roots.begin(), options_.allowed_roots.end());
       *a->mutable_slot() = rank.slot;
       for (const v1::CheckpointInfo& info : job.start_from) *a->add_checkpoints() = info;
     }
@@ -426,6 +460,7 @@ v1::AgentOrders Coordinator::OrdersFor(const Node& node) {
     if (current) continue;
     name_rank(process.ended() ? orders.add_acknowledged() : orders.add_kill_now(), process.job_id(), process.attempt(), process.rank());
   }
+  AddLogsWanted(node, &orders);
   return orders;
 }
 

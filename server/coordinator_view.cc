@@ -155,6 +155,9 @@ std::vector<std::string> Coordinator::AlertsOf(const LiveJob& job) const {
       break;
     }
   }
+  for (size_t r = 0; r < job.ranks.size(); ++r) {
+    if (!job.ranks[r].gpu_fault.empty()) alerts.push_back(absl::StrCat("rank ", r, ": ", job.ranks[r].gpu_fault));
+  }
   if (row.state == v1::RUNNING && !job.ring.empty()) {
     const v1::StepMetrics& last = job.ring.newest();
     const bool working = job.ranks.empty() || job.ranks[0].phase == v1::PHASE_TRAINING;

@@ -40,6 +40,12 @@ std::string OthersWait(const std::vector<RankSign>& ranks, int rank) {
   return in.empty() ? "" : absl::StrCat("; the others wait in ", in);
 }
 
+std::string Silence(const RankSign& r) {
+  return r.connected ? absl::StrCat(Name(r), " has shown no sign of life for ", Whole(r.silent), ": it is stopped, or its machine hangs")
+                     : absl::StrCat(Name(r), " has not been connected to hierad for ", Whole(r.silent), ": it is stopped, its machine hangs, or cannot "
+                                                                                                        "reach hierad");
+}
+
 bool AtWork(v1::Phase phase) { return phase == v1::PHASE_TRAINING; }
 
 const RankSign* MostSilent(const std::vector<RankSign>& ranks) {
@@ -90,11 +96,12 @@ std::optional<Hang> FindHang(const std::vector<RankSign>& ranks, nanoseconds sti
       return Hang{r.rank, absl::StrCat(Name(r), " has not reported for ", Whole(r.silent), " since its start; see its log")};
     }
   }
-  const RankSign& quiet = *MostSilent(ranks);
-  if (quiet.spoken && quiet.silent >= least) {
-    return Hang{quiet.rank, absl::StrCat(Name(quiet), " has shown no sign of life for ", Whole(quiet.silent),
-                                         ": it is stopped, or its machine hangs", OthersWait(ranks, quiet.rank))};
+  const RankSign* quiet = nullptr;
+  for (const RankSign& r : ranks) {
+    const nanoseconds most = r.connected ? least : std::max<nanoseconds>(least, kReconnect);
+    if (r.spoken && r.silent >= most && (quiet == nullptr || r.silent > quiet->silent)) quiet = &r;
   }
+  if (quiet != nullptr) return Hang{quiet->rank, Silence(*quiet) + OthersWait(ranks, quiet->rank)};
   if (still < limit || !std::all_of(ranks.begin(), ranks.end(), [](const RankSign& r) { return AtWork(r.phase); })) return std::nullopt;
   const int64_t step = std::max_element(ranks.begin(), ranks.end(), [](const auto& a, const auto& b) { return a.step < b.step; })->step + 1;
   return HoldsUp(ranks, absl::StrCat("step ", step, " did not finish within ", Whole(still)));
@@ -105,8 +112,7 @@ std::string SlowNote(const std::vector<RankSign>& ranks, nanoseconds still, nano
   if (ranks.empty()) return "";
   const RankSign& quiet = *MostSilent(ranks);
   if (quiet.spoken && quiet.silent >= kSilent) {
-    return absl::StrCat(Name(quiet), " has shown no sign of life for ", Whole(quiet.silent), ": it is stopped, or its machine hangs",
-                        OthersWait(ranks, quiet.rank));
+    return Silence(quiet) + OthersWait(ranks, quiet.rank);
   }
   const bool training = std::all_of(ranks.begin(), ranks.end(), [](const RankSign& r) { return AtWork(r.phase); });
   const double step_s = Median(recent);

@@ -22,6 +22,7 @@ struct RankSign {
   int64_t step = 0;
   std::string waiting_in;                  // of its last report
   bool spoken = false;                     // has reported at all
+  bool connected = true;                   // its session is open
   std::chrono::nanoseconds silent{0};      // since its last report, or since its process is known
 };
 
@@ -29,6 +30,8 @@ struct RankSign {
 inline constexpr std::chrono::seconds kSilent{4};
 // A process may load its libraries for so long before it first reports.
 inline constexpr std::chrono::seconds kFirstReport{180};
+// Without a session it may be on its way back to a hierad that was away: it tries every few seconds, on a machine that may be busy.
+inline constexpr std::chrono::seconds kReconnect{20};
 // The first step of an attempt loads kernels, warms up and captures.
 inline constexpr std::chrono::minutes kFirstStep{15};
 inline constexpr int kHangMedians = 10;
@@ -43,7 +46,8 @@ struct Hang {
   int rank = 0;          // the one that holds up the others, as far as is known
   std::string message;
 };
-// `still`: since any rank's step or phase last changed. `least`: a rank that is silent for longer hangs, whatever it is at.
+// `still`: since any rank's step or phase last changed. `least`: a rank that is silent for longer hangs, whatever it is at; one that has
+// no session is given kReconnect, if that is more.
 std::optional<Hang> FindHang(const std::vector<RankSign>& ranks, std::chrono::nanoseconds still, std::chrono::nanoseconds limit,
                              std::chrono::nanoseconds least);
 

@@ -52,6 +52,21 @@ TEST(Health, AStoppedRankIsNamedWithWhatTheOthersWaitIn) {
   EXPECT_THAT(hang->message, AllOf(HasSubstr("rank 1 (pid 101 on n)"), HasSubstr("no sign of life for 31 s"), HasSubstr("all_reduce of 100 floats, step 17")));
 }
 
+// Its hierad was away: the rank waits between two tries, and is no hang however short the limit.
+TEST(Health, ARankWithoutASessionIsGivenTimeToComeBack) {
+  std::vector<RankSign> ranks = Gang();
+  ranks[1].silent = seconds(7);
+  EXPECT_TRUE(FindHang(ranks, seconds(0), seconds(5), seconds(5)).has_value());
+  ranks[1].connected = false;
+  EXPECT_FALSE(FindHang(ranks, seconds(0), seconds(5), seconds(5)).has_value());
+  ranks[1].silent = kReconnect;
+  const auto hang = FindHang(ranks, seconds(0), seconds(5), seconds(5));
+  ASSERT_TRUE(hang.has_value());
+  EXPECT_EQ(hang->rank, 1);
+  EXPECT_THAT(hang->message, AllOf(HasSubstr("rank 1"), HasSubstr("not been connected to hierad for 20 s")));
+  EXPECT_FALSE(Find(ranks, seconds(0)).has_value()) << "the longer limit counts";
+}
+
 TEST(Health, AStepThatDoesNotFinishNamesTheRankThatHoldsItUp) {
   std::vector<RankSign> ranks = Gang();
   EXPECT_FALSE(Find(ranks, seconds(29)).has_value());

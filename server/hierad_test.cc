@@ -52,7 +52,7 @@ class HieradTest : public testing::Test {
   }
   std::string State() const { return folder_ + "/state"; }
   void Start() {
-    auto started = Subprocess::Start({.argv = {Program(), "--state", State(), "--metrics", "off", "--agent", "none", "--log-level", "error"}});
+    auto started = Subprocess::Start({.argv = {Program(), "--state", State(), "--metrics", "off", "--agent", "none", "--root-ranks", "allow", "--log-level", "error"}});
     ASSERT_TRUE(started.ok()) << started.status();
     daemon_ = std::make_unique<Subprocess>(*std::move(started));
     grpc::ChannelArguments own;   // no connection of an earlier daemon is taken for this one's

@@ -32,7 +32,4 @@ class JobLog {
   int64_t offset_ = 0;
 };
 
-// Where the last `lines` lines of the first `size` bytes begin; an unfinished last line counts.
-int64_t TailOffset(int fd, int64_t size, uint64_t lines);
-
 }  // namespace hierad

@@ -50,6 +50,7 @@ constexpr Rule kTable[] = {
     {v1::STOPPING, IndexOf<CancelAsked>(), JobAction::kStop},
     {v1::STOPPING, IndexOf<PauseAsked>(), JobAction::kPause},
     {v1::STOPPING, IndexOf<ResumeAsked>(), JobAction::kUnpause},
+    {v1::STOPPING, IndexOf<GpuFaulted>(), JobAction::kBlameGpu},
 
     {v1::PAUSED, IndexOf<CancelAsked>(), JobAction::kCancelAtRest},
     {v1::PAUSED, IndexOf<ResumeAsked>(), JobAction::kResume},
@@ -199,6 +200,22 @@ void NoteEnd(JobStep* step, const RankEnded& event) {
   row.message = Sentence(row.ranks.size() > 1 ? absl::StrCat("rank ", event.rank, ": ", event.message) : event.message);
 }
 
+// What a fault of a GPU looks like to the worker, its peers and its agent.
+bool MayBeGpus(v1::Reason reason) {
+  return reason == v1::REASON_CRASHED || reason == v1::REASON_INTERNAL || reason == v1::REASON_PEER_LOST || reason == v1::REASON_HANG ||
+         reason == v1::REASON_GPU_FAULT;
+}
+
+void BlameGpu(JobStep* step, const GpuFaulted& event) {
+  JobRow& row = step->row;
+  const std::string blame = row.ranks.size() > 1 ? absl::StrCat("rank ", event.rank, ": ", event.message) : event.message;
+  if (!MayBeGpus(row.reason) || row.message.rfind(blame, 0) == 0) return;
+  step->changed = true;
+  row.reason = v1::REASON_GPU_FAULT;
+  row.killed_outside = false;
+  row.message = Sentence(absl::StrCat(blame, "; what ended: ", row.message));
+}
+
 void NoteGone(JobStep* step, const RankGone& event, int64_t now) {
   JobRow& row = step->row;
   if (event.rank < 0 || event.rank >= static_cast<int>(row.ranks.size()) || row.ranks[event.rank].gone) return;
@@ -309,6 +326,9 @@ JobStep Apply(const JobRow& row, const JobEvent& event, int64_t now_unix_ms) {
     case JobAction::kUnpause:
       step.changed = step.row.desired == v1::DESIRED_PAUSE;
       if (step.changed) step.row.desired = v1::DESIRED_RUN;
+      break;
+    case JobAction::kBlameGpu:
+      BlameGpu(&step, std::get<GpuFaulted>(event));
       break;
     case JobAction::kCancelAtRest:
       step.row.desired = v1::DESIRED_CANCEL;

@@ -39,12 +39,17 @@ struct RankEnded {
 struct RankGone {
   int rank;
 };
+// The driver says that the GPU of a rank has a fault: that is why the attempt ends, if its own words fit.
+struct GpuFaulted {
+  int rank;
+  std::string message;
+};
 struct CancelAsked {};
 struct PauseAsked {};
 struct ResumeAsked {};
 
 using JobEvent =
-    std::variant<Placed, PlacementFailed, ProcessSeen, AllTraining, RankEnded, RankGone, CancelAsked, PauseAsked, ResumeAsked>;
+    std::variant<Placed, PlacementFailed, ProcessSeen, AllTraining, RankEnded, RankGone, CancelAsked, PauseAsked, ResumeAsked, GpuFaulted>;
 inline constexpr int kJobEventKinds = std::variant_size_v<JobEvent>;
 
 enum class JobAction {
@@ -61,6 +66,7 @@ enum class JobAction {
   kPauseAtRest,      // leave the queue
   kResume,           // back to the queue
   kUnpause,          // the attempt that ends for a pause is followed by another
+  kBlameGpu,         // why it ends is a fault of a GPU
 };
 
 // What the table says. Out-of-table pairs: kIgnore.

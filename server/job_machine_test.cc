@@ -49,19 +49,19 @@ JobRow FailAttempt(JobRow row, v1::Reason reason, int64_t step, int64_t now = kN
 // Written out by hand, so that a changed table must be changed here too.
 TEST(JobMachine, EveryPairOfStateAndEvent) {
   using A = JobAction;
-  // Placed, PlacementFailed, ProcessSeen, AllTraining, RankEnded, RankGone, CancelAsked, PauseAsked, ResumeAsked
+  // Placed, PlacementFailed, ProcessSeen, AllTraining, RankEnded, RankGone, CancelAsked, PauseAsked, ResumeAsked, GpuFaulted
   const std::map<v1::JobState, std::vector<A>> expected = {
-      {v1::QUEUED, {A::kStart, A::kFailPlacement, A::kIgnore, A::kIgnore, A::kIgnore, A::kIgnore, A::kCancelAtRest, A::kPauseAtRest, A::kIgnore}},
-      {v1::STARTING, {A::kIgnore, A::kIgnore, A::kNoteProcess, A::kRun, A::kNoteEnd, A::kNoteGone, A::kStop, A::kPause, A::kIgnore}},
-      {v1::RUNNING, {A::kIgnore, A::kIgnore, A::kNoteProcess, A::kIgnore, A::kNoteEnd, A::kNoteGone, A::kStop, A::kPause, A::kIgnore}},
-      {v1::STOPPING, {A::kIgnore, A::kIgnore, A::kNoteProcess, A::kIgnore, A::kNoteEnd, A::kNoteGone, A::kStop, A::kPause, A::kUnpause}},
-      {v1::PAUSED, {A::kIgnore, A::kIgnore, A::kIgnore, A::kIgnore, A::kIgnore, A::kIgnore, A::kCancelAtRest, A::kIgnore, A::kResume}},
-      {v1::SUCCEEDED, std::vector<A>(9, A::kIgnore)},
-      {v1::FAILED, std::vector<A>(9, A::kIgnore)},
-      {v1::CANCELLED, std::vector<A>(9, A::kIgnore)},
+      {v1::QUEUED, {A::kStart, A::kFailPlacement, A::kIgnore, A::kIgnore, A::kIgnore, A::kIgnore, A::kCancelAtRest, A::kPauseAtRest, A::kIgnore, A::kIgnore}},
+      {v1::STARTING, {A::kIgnore, A::kIgnore, A::kNoteProcess, A::kRun, A::kNoteEnd, A::kNoteGone, A::kStop, A::kPause, A::kIgnore, A::kIgnore}},
+      {v1::RUNNING, {A::kIgnore, A::kIgnore, A::kNoteProcess, A::kIgnore, A::kNoteEnd, A::kNoteGone, A::kStop, A::kPause, A::kIgnore, A::kIgnore}},
+      {v1::STOPPING, {A::kIgnore, A::kIgnore, A::kNoteProcess, A::kIgnore, A::kNoteEnd, A::kNoteGone, A::kStop, A::kPause, A::kUnpause, A::kBlameGpu}},
+      {v1::PAUSED, {A::kIgnore, A::kIgnore, A::kIgnore, A::kIgnore, A::kIgnore, A::kIgnore, A::kCancelAtRest, A::kIgnore, A::kResume, A::kIgnore}},
+      {v1::SUCCEEDED, std::vector<A>(10, A::kIgnore)},
+      {v1::FAILED, std::vector<A>(10, A::kIgnore)},
+      {v1::CANCELLED, std::vector<A>(10, A::kIgnore)},
   };
   const std::vector<JobEvent> events = {PlacedOn(2), PlacementFailed{v1::REASON_USER_ERROR, "x"}, ProcessSeen{0, 42}, AllTraining{},
-                                        Ended(0, v1::REASON_CRASHED), RankGone{0}, CancelAsked{}, PauseAsked{}, ResumeAsked{}};
+                                        Ended(0, v1::REASON_CRASHED), RankGone{0}, CancelAsked{}, PauseAsked{}, ResumeAsked{}, GpuFaulted{0, "Xid 79"}};
   ASSERT_EQ(events.size(), static_cast<size_t>(kJobEventKinds));
   for (const auto& [state, actions] : expected) {
     for (size_t e = 0; e < events.size(); ++e) {
@@ -70,6 +70,7 @@ TEST(JobMachine, EveryPairOfStateAndEvent) {
       JobRow row = Running();
       row.state = state;
       if (events[e].index() == 8) row.desired = v1::DESIRED_PAUSE;
+      if (events[e].index() == 9) row.reason = v1::REASON_CRASHED;
       const JobStep step = Apply(row, events[e], kNow);
       EXPECT_EQ(step.changed, actions[e] != A::kIgnore) << v1::JobState_Name(state) << " event " << e;
       if (actions[e] == A::kIgnore) {
@@ -128,6 +129,20 @@ TEST(JobMachine, AnOwnErrorBeatsThePeersLoss) {
   // The other way round the loss does not replace the error.
   row = Do(Do(Running(), Ended(1, v1::REASON_GPU_FAULT, "Xid 79")), Ended(0, v1::REASON_PEER_LOST, "peer lost"));
   EXPECT_EQ(row.reason, v1::REASON_GPU_FAULT);
+}
+
+TEST(JobMachine, AFaultOfAGpuExplainsWhatItMayHaveCaused) {
+  for (v1::Reason reason : {v1::REASON_CRASHED, v1::REASON_PEER_LOST, v1::REASON_HANG, v1::REASON_INTERNAL, v1::REASON_GPU_FAULT}) {
+    JobRow row = Do(Do(Running(), RankEnded{1, reason, "words", true, 9}), GpuFaulted{1, "Xid 79"});
+    EXPECT_EQ(row.reason, v1::REASON_GPU_FAULT) << v1::Reason_Name(reason);
+    EXPECT_THAT(row.message, testing::AllOf(testing::StartsWith("rank 1: Xid 79"), testing::HasSubstr("words")));
+    EXPECT_FALSE(row.killed_outside);
+    EXPECT_EQ(Do(row, GpuFaulted{1, "Xid 79"}).message, row.message) << "said twice";
+  }
+  for (v1::Reason reason : {v1::REASON_USER_ERROR, v1::REASON_DATA_ERROR, v1::REASON_NUMERICS, v1::REASON_HOST_OOM, v1::REASON_PREEMPTED}) {
+    EXPECT_EQ(Do(Do(Running(), Ended(1, reason)), GpuFaulted{1, "Xid 79"}).reason, reason);
+  }
+  EXPECT_EQ(Do(Running(), GpuFaulted{1, "Xid 79"}).state, v1::RUNNING) << "a fault alone ends nothing";
 }
 
 TEST(JobMachine, DeathsThatFollowFromOurKillExplainNothing) {

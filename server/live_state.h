@@ -4,6 +4,7 @@
 
 #include <chrono>
 #include <deque>
+#include <functional>
 #include <map>
 #include <memory>
 #include <optional>
@@ -11,6 +12,7 @@
 #include <vector>
 
 #include "absl/status/status.h"
+#include "absl/status/statusor.h"
 #include "hierad/v1/agent.pb.h"
 #include "hierad/v1/worker.pb.h"
 #include "server/job_machine.h"
@@ -48,6 +50,8 @@ struct RankLive {
   std::optional<RankEnded> exit;         // its process is no more; taken when the word is there or cannot come
   std::chrono::nanoseconds exit_wait{0};
   std::chrono::nanoseconds heard_at{0};  // of its last report; before the first: since its process is known; 0: neither
+  std::string gpu_fault;                 // what the driver said of its GPU in this attempt; empty: nothing
+  std::chrono::nanoseconds gpu_fault_at{0};
   bool spoken = false;                   // has reported in this attempt, or did before hierad started
 };
 
@@ -63,6 +67,7 @@ struct LiveJob {
   uint64_t stop_floor = 0;               // orders with a higher sequence no longer list it
   std::optional<std::chrono::nanoseconds> kill_at;   // stopping: no more grace
   bool kill_sent = false;
+  std::chrono::nanoseconds begun_at{0};         // the attempt, since hierad is up
   std::chrono::nanoseconds retry_due{0};
   std::optional<int64_t> rank_bytes;     // LeastMemory of its spec, once asked for; 0: it has none
   std::chrono::nanoseconds moved_at{0};         // when any rank's step or phase last changed
@@ -89,6 +94,13 @@ struct LiveJob {
   }
 };
 
+// A piece of a log that somebody waits for.
+struct LogRead {
+  v1::LogWanted wanted;
+  std::chrono::nanoseconds until{0};
+  std::function<void(absl::StatusOr<v1::LogPiece>)> reply;
+};
+
 struct Node {
   std::string name, instance, version;
   std::vector<v1::Slot> slots;
@@ -100,6 +112,7 @@ struct Node {
   bool lost = false;
   bool orders_due = false;
   bool drained = false;                     // gets no more work
+  std::map<uint64_t, LogRead> log_reads;    // by id, oldest first
 };
 
 struct AgentSession {

@@ -96,6 +96,10 @@ absl::Status LocalAgent::Spawn() {
     words.push_back("--worker-user");
     words.push_back(options_.worker_user);
   }
+  if (!options_.root_ranks.empty()) {
+    words.push_back("--root-ranks");
+    words.push_back(options_.root_ranks);
+  }
   std::vector<char*> argv;
   for (std::string& word : words) argv.push_back(word.data());
   argv.push_back(nullptr);

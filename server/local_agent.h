@@ -21,7 +21,7 @@ struct LocalAgentOptions {
   std::string state_folder;    // its own: holds agent.lock and agent.log
   std::string lifetime;        // service or session
   int cpu_slots = -1;
-  std::string worker_user;     // empty: its own account
+  std::string worker_user, root_ranks;   // as the agent's options; empty: its defaults
 };
 
 class LocalAgent {

@@ -76,7 +76,8 @@ absl::Status Serve(const ServerConfig& config, const std::string& config_file, c
   ASSIGN_OR_RETURN(std::unique_ptr<Store> store, Store::Open(JoinPath(config.state_folder, "hierad.db")));
   CoordinatorOptions options;
   options.runs_folder = config.runs_folder;
-  options.worker_user = config.worker_user;
+  options.account_for = [rights = RightsOf(config)](const std::string& submitter) { return AccountFor(rights, submitter); };
+  options.allowed_roots = AllowedRoots(config);
   ASSIGN_OR_RETURN(const std::unique_ptr<History> history, History::Open(JoinPath(config.state_folder, "history")));
   options.history = history.get();
   const auto seconds = [](double s) { return std::chrono::milliseconds(static_cast<int64_t>(s * 1000)); };
@@ -98,11 +99,15 @@ absl::Status Serve(const ServerConfig& config, const std::string& config_file, c
     end_loop();
     return rpc.status();
   }
+  if (geteuid() == 0 && config.worker_user.empty() && config.root_ranks == "refuse" && config.access == "owner" && config.tcp.empty()) {
+    spdlog::warn("no job can run: ranks do not run as root, and only root may submit here (access: owner); set root_ranks: allow (in a container or on "
+                 "a machine of your own), or worker_user, or access: docs/operations.md, \"Whose account ranks run as\"");
+  }
   std::unique_ptr<LocalAgent> agent;
   if (config.agent == "auto") {
     auto folder = ProgramFolder();
     LocalAgentOptions agent_options{folder.ok() ? JoinPath(*folder, "hierad-agent") : "hierad-agent", config.listen,
-                                    JoinPath(config.state_folder, "agent"), config.agent_lifetime, config.cpu_slots, config.worker_user};
+                                    JoinPath(config.state_folder, "agent"), config.agent_lifetime, config.cpu_slots, config.worker_user, config.root_ranks};
     agent = std::make_unique<LocalAgent>(agent_options, &clock);
     if (absl::Status started = agent->Start(); !started.ok()) {
       (*rpc)->Stop();
@@ -167,7 +172,8 @@ int Main(int argc, char** argv) {
   app.add_option("--web", flags.web, "host:port on the loopback of the web page, or off; default: off");
   app.add_option("--agent", flags.agent, "auto: see to the agent of this machine; none; default: auto");
   app.add_option("--agent-lifetime", flags.agent_lifetime, "service: workers outlive hierad; session: they end with it; default: service");
-  app.add_option("--worker-user", flags.worker_user, "Whose account ranks run as, where hierad is root: a user name, or submitter; default: root");
+  app.add_option("--worker-user", flags.worker_user, "Whose account ranks run as, where hierad is root: a user name, or submitter (default)");
+  app.add_option("--root-ranks", flags.root_ranks, "Jobs that root submits to a hierad of root: refuse, or allow (they run as root); default: refuse");
   app.add_option("--cpu-slots", flags.cpu_slots, "CPU ranks at a time on this machine; default: one per core");
   app.add_option("--runs,--runs-folder", flags.runs_folder, "Folder of the runs; default: STATE/runs");
   app.add_option("--stop-grace,--stop-grace-s", flags.stop_grace_s, "Seconds from SIGTERM to SIGKILL of a cancelled worker; default: 30");
@@ -201,6 +207,7 @@ int Main(int argc, char** argv) {
   over("--agent", config.agent, flags.agent);
   over("--agent-lifetime", config.agent_lifetime, flags.agent_lifetime);
   over("--worker-user", config.worker_user, flags.worker_user);
+  over("--root-ranks", config.root_ranks, flags.root_ranks);
   over("--cpu-slots", config.cpu_slots, flags.cpu_slots);
   over("--runs", config.runs_folder, flags.runs_folder);
   over("--stop-grace", config.stop_grace_s, flags.stop_grace_s);

@@ -13,6 +13,8 @@ namespace {
 
 constexpr int64_t kCounter = int64_t{1} << 50;   // of bytes or samples: sums over ranks stay far from overflow
 constexpr int kSlots = 1024;            // of one node
+constexpr int kLogPieces = 2 * limits::kLogPieces;   // of one report: those of the orders before too
+constexpr int kGpuFaults = 256;         // of one report
 constexpr int kProcesses = 8192;        // of one node, ended ones not yet acknowledged included
 constexpr int kNameBytes = 253;         // a host name
 constexpr int kSlotIdBytes = 128;       // a GPU's UUID has 40
@@ -40,6 +42,16 @@ absl::Status CheckAgentReport(const v1::AgentReport& report) {
   if (report.version().size() > 128) return Bad("version is longer than 128 bytes");
   if (report.slots_size() > kSlots) return Bad(absl::StrCat(report.slots_size(), " slots, at most ", kSlots));
   if (report.processes_size() > kProcesses) return Bad(absl::StrCat(report.processes_size(), " processes, at most ", kProcesses));
+  if (report.gpu_faults_size() > kGpuFaults) return Bad(absl::StrCat(report.gpu_faults_size(), " faults of GPUs, at most ", kGpuFaults));
+  for (const v1::GpuFault& fault : report.gpu_faults()) {
+    if (fault.age_ms() < 0 || fault.slot_id().size() > kSlotIdBytes) return Bad("a fault of a GPU with an illegal age or slot");
+  }
+  if (report.log_pieces_size() > kLogPieces) return Bad(absl::StrCat(report.log_pieces_size(), " pieces of logs, at most ", kLogPieces));
+  for (const v1::LogPiece& piece : report.log_pieces()) {
+    if (piece.offset() < 0 || piece.bytes().size() > size_t{limits::kLogChunkBytes} || piece.problem().size() > size_t{4 * limits::kMessageBytes}) {
+      return Bad("a piece of a log with an illegal offset or length");
+    }
+  }
   std::set<std::string> ids;
   for (const v1::Slot& slot : report.slots()) {
     if (!IsName(slot.id(), kSlotIdBytes)) return Bad(absl::StrCat("slot id \"", Printable(slot.id()), "\" is not a name"));

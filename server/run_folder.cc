@@ -3,10 +3,8 @@
 #include <sys/stat.h>
 
 #include <filesystem>
-#include <optional>
 
 #include "absl/strings/str_cat.h"
-#include "base/account.h"
 #include "base/attempt_mark.h"
 #include "base/fs.h"
 #include "base/job_yaml.h"
@@ -40,8 +38,7 @@ absl::Status CheckOutputFolder(const std::string& folder) {
                                                     "), which a new job would replace; give another folder, or move that one away"));
 }
 
-absl::Status MakeRunFolder(const JobRow& job, const std::string& credential, const std::string& worker_user) {
-  ASSIGN_OR_RETURN(const std::optional<Account> account, AccountFor(worker_user, job.submitter));
+absl::Status MakeRunFolder(const JobRow& job, const std::string& credential, const std::optional<Account>& account) {
   const FilesAs rights(account);
   if (absl::Status s = MakeFolders(job.run_folder); !s.ok()) return s;
   if (absl::Status s = WriteFileAtomic(JoinPath(job.run_folder, kAttemptMarkFile), AttemptMark(credential)); !s.ok()) return s;

@@ -1,10 +1,12 @@
 // The folder a job writes to: checks at submission, creation at placement.
 #pragma once
 
+#include <optional>
 #include <string>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "base/account.h"
 #include "server/job_row.h"
 
 namespace hierad {
@@ -16,7 +18,7 @@ std::string NormalFolder(const std::string& folder);
 absl::Status CheckOutputFolder(const std::string& folder);
 
 // Makes it and writes there the resolved job.yaml and the mark of the attempt that begins: ranks of an older one end.
-// All of it with the rights of the account that the ranks will run as (see AccountFor).
-absl::Status MakeRunFolder(const JobRow& job, const std::string& credential, const std::string& worker_user);
+// All of it with the rights of the account that the ranks will run as; none: hierad's own.
+absl::Status MakeRunFolder(const JobRow& job, const std::string& credential, const std::optional<Account>& account);
 
 }  // namespace hierad

@@ -325,6 +325,117 @@ TEST_F(SessionTest, NodesShowWhatEachSlotDoes) {
   EXPECT_EQ(nodes.nodes(0).slots(1).job_id(), 0u);
 }
 
+class GpuFaultTest : public SessionTest {
+ protected:
+  void Begin() {
+    node_ = AddNode("n", 2, v1::Slot::CUDA, int64_t{1} << 40);
+    v1::JobSpec spec = Spec(2);
+    spec.mutable_resources()->set_device("cuda");
+    id_ = Submit("k", spec);
+    workers_of_ = Train(node_, id_, 1, 2, 7);
+    Pass(2);
+  }
+  // As an agent tells of it once; the next reports are older by as much as time has passed.
+  void Fault(const std::string& slot, uint64_t xid, int64_t age_ms = 100) {
+    v1::GpuFault& fault = node_->gpu_faults.emplace_back();
+    fault.set_slot_id(slot);
+    fault.set_xid(xid);
+    fault.set_age_ms(age_ms);
+    node_->Report();
+    Settle();
+    node_->gpu_faults.clear();
+  }
+  void Crash(int rank) {
+    node_->End({id_, 1, rank}, v1::REASON_CRASHED, 0, 6, "terminate called");
+    node_->Report();
+    workers_of_[rank]->Close();
+    Settle();
+  }
+  FakeNode* node_ = nullptr;
+  uint64_t id_ = 0;
+  std::vector<FakeWorker*> workers_of_;
+};
+
+TEST_F(GpuFaultTest, ADeathShortlyAfterIsOfItsClassAndSaysWhatToDo) {
+  Begin();
+  Fault("gpu-1", 79);
+  EXPECT_EQ(Get(id_).state(), v1::RUNNING);
+  Fault("gpu-1", 45);   // what follows from the first
+  Crash(1);
+  const v1::Job job = Get(id_);
+  EXPECT_EQ(job.reason(), v1::REASON_GPU_FAULT);
+  EXPECT_THAT(job.message(), testing::AllOf(HasSubstr("rank 1: GPU gpu-1 on n had Xid 79"), HasSubstr("restart the machine"), HasSubstr("terminate called")));
+}
+
+TEST_F(GpuFaultTest, APeerThatSpeaksFirstDoesNotHideIt) {
+  Begin();
+  workers_of_[0]->End(v1::REASON_PEER_LOST, "rank 1 is lost");
+  Settle();
+  EXPECT_EQ(Get(id_).reason(), v1::REASON_PEER_LOST);
+  Fault("gpu-1", 31);   // the agent's word comes after the peer's
+  EXPECT_EQ(Get(id_).reason(), v1::REASON_GPU_FAULT);
+  EXPECT_THAT(Get(id_).message(), HasSubstr("Xid 31"));
+}
+
+TEST_F(GpuFaultTest, FaultsOfOtherTimesAndCardsExplainNothing) {
+  Begin();
+  Fault("gpu-7", 79);
+  Fault("gpu-1", 79, 3'000'000);   // before the attempt began
+  Fault("gpu-1", 63);
+  Pass(40);
+  Crash(1);
+  EXPECT_EQ(Get(id_).reason(), v1::REASON_CRASHED);
+}
+
+TEST_F(SessionTest, LogsThatAreNotHereComeFromTheirNode) {
+  FakeNode* node = AddNode("n", 1);
+  const uint64_t id = Submit("k");
+  std::optional<absl::StatusOr<LogAnswer>> answer;
+  const auto ask = [&](LogPlace place) {
+    answer.reset();
+    coordinator_->ReadLog(place, [&](auto reply) { answer = std::move(reply); });
+    Settle();
+  };
+  ask({id, 0, 100, 0, "n"});
+  ASSERT_FALSE(answer.has_value());
+  v1::LogWanted wanted = node->link->sent.back().logs(0);
+  EXPECT_EQ(wanted.job_id(), id);
+  EXPECT_EQ(wanted.offset(), 100);
+  EXPECT_EQ(wanted.user(), "me");
+  EXPECT_THAT(wanted.run_folder(), HasSubstr("/runs/"));
+  v1::LogPiece& piece = node->log_pieces.emplace_back();
+  piece.set_id(wanted.id());
+  piece.set_offset(100);
+  piece.set_bytes("words");
+  node->Report();
+  node->Report();   // said again: nobody asks any more
+  Settle();
+  ASSERT_TRUE(answer.has_value() && answer->ok());
+  EXPECT_EQ((*answer)->piece.bytes(), "words");
+  EXPECT_EQ((*answer)->node, "n");
+  EXPECT_EQ(node->link->sent.back().logs_size(), 0);
+  node->log_pieces.clear();
+
+  ask({id, 0, 100, 0, "another"});   // whose file was another one
+  EXPECT_EQ(node->link->sent.back().logs(0).offset(), 0);
+  Pass(11);
+  ASSERT_TRUE(answer.has_value());
+  EXPECT_TRUE(absl::IsUnavailable(answer->status())) << "an agent that does not know of logs";
+  EXPECT_EQ(node->link->sent.back().logs_size(), 0);
+
+  ask({id, 1, 0, 0, ""});
+  ASSERT_TRUE(answer.has_value() && answer->ok());
+  EXPECT_TRUE((*answer)->piece.missing()) << "no such rank";
+  ask({id, 0, 0, 0, ""});
+  node->Disconnect();
+  Settle();
+  ASSERT_TRUE(answer.has_value());
+  EXPECT_THAT(std::string(answer->status().message()), HasSubstr("node n"));
+  ask({id, 0, 0, 0, ""});
+  ASSERT_TRUE(answer.has_value());
+  EXPECT_THAT(std::string(answer->status().message()), HasSubstr("not connected"));
+}
+
 TEST_F(SessionTest, OrdersAreSentWhenTheyChangeOnly) {
   FakeNode* node = AddNode("n", 1);
   const uint64_t id = Submit("k");

@@ -20,7 +20,7 @@
 #include "base/text.h"
 #include "server/await.h"
 #include "server/config.h"
-#include "server/job_log.h"
+#include "server/rank_log.h"
 #include "server/web_json.h"
 #include "server/web_page.h"
 
@@ -92,9 +92,9 @@ WebAnswer AnswerLog(const WebSources& s, const v1::Job& job, const std::string& 
     if (part.rfind("rank=", 0) == 0 && !absl::SimpleAtoi(part.substr(5), &rank)) rank = -1;
   }
   if (rank < 0 || rank >= job.spec().resources().ranks()) return Refusal(400, absl::StrCat("rank: job ", job.id(), " has ranks 0 to ", job.spec().resources().ranks() - 1));
-  const auto account = s.coordinator->AccountOf(job);
+  const auto account = s.coordinator->AccountOf(job.submitter());
   if (!account.ok()) return Refusal(account.status());
-  JobLog log(JoinPath(job.run_folder(), absl::StrCat("rank-", rank, ".log")), kLogLines, *account);
+  RankLog log(s.coordinator, job, rank, kLogLines, *account);
   std::string text;
   while (true) {
     auto chunk = log.Read();

@@ -1,10 +1,13 @@
 #include "worker/resume.h"
 
+#include <fcntl.h>
+
 #include <algorithm>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "base/fs.h"
+#include "base/job_paths.h"
 #include "base/status.h"
 #include "worker/checkpoint/safetensors.h"
 #include "worker/comm/agree.h"
@@ -73,7 +76,8 @@ absl::StatusOr<StartingPoint> ReadStartingPoint(const std::string& run_folder, c
 }
 
 absl::StatusOr<std::string> ApplyInitialWeights(const std::string& path, const ParameterTable& table, TrainState* state) {
-  const auto file = ReadSafetensors(path);
+  const auto opened = OpenJobPath(path, O_RDONLY);
+  const auto file = opened.ok() ? ReadSafetensors(*opened, path) : absl::StatusOr<SafetensorsFile>(opened.status());
   if (!file.ok()) return ErrorOf(v1::REASON_USER_ERROR, absl::StrCat("model.init_from: ", std::string(file.status().message())));
   size_t taken = 0;
   for (const Parameter& p : table.parameters) {

@@ -31,7 +31,9 @@ namespace {
 constexpr std::chrono::milliseconds kReportEvery{1000};
 constexpr std::chrono::milliseconds kReportAtMostEvery{50};   // a job may make a thousand steps a second
 constexpr std::chrono::milliseconds kLookEvery{200};          // for SIGTERM
-constexpr std::chrono::milliseconds kFirstBackoff{100}, kLongestBackoff{5000};
+constexpr std::chrono::milliseconds kFirstBackoff{100};
+constexpr std::chrono::milliseconds kLongestBackoff{2000};   // short: a restarted hierad waits for its ranks
+constexpr std::chrono::milliseconds kChannelBackoff{500};    // of the channel: when to try is this session's business
 constexpr size_t kNameBytes = 1000;   // of a file, or of what is waited for
 
 std::chrono::nanoseconds Now() { return Clock::System().Monotonic(); }
@@ -53,7 +55,7 @@ class GrpcSession : public Session {
     arguments.SetInt(GRPC_ARG_KEEPALIVE_TIMEOUT_MS, 10'000);
     arguments.SetInt(GRPC_ARG_INITIAL_RECONNECT_BACKOFF_MS, int(kFirstBackoff.count()));
     arguments.SetInt(GRPC_ARG_MIN_RECONNECT_BACKOFF_MS, int(kFirstBackoff.count()));
-    arguments.SetInt(GRPC_ARG_MAX_RECONNECT_BACKOFF_MS, int(kLongestBackoff.count()));
+    arguments.SetInt(GRPC_ARG_MAX_RECONNECT_BACKOFF_MS, int(kChannelBackoff.count()));
     arguments.SetInt(GRPC_ARG_ENABLE_HTTP_PROXY, 0);
     const auto credentials = CredentialsFor(endpoint_, assignment.certificates()).value();   // main has checked the assignment
     stub_ = v1::WorkerService::NewStub(grpc::CreateCustomChannel(endpoint_, credentials, arguments));

@@ -18,6 +18,7 @@
 #include "base/clock.h"
 #include "base/failpoint.h"
 #include "base/fs.h"
+#include "base/job_paths.h"
 #include "base/job_validate.h"
 #include "base/job_yaml.h"
 #include "base/log_format.h"
@@ -162,6 +163,10 @@ int RunAssigned(int fd, char** argv, std::chrono::nanoseconds start, const MakeP
   spdlog::info("hiera-worker {} ({}): job {}, attempt {}, rank {} of {}, slot {}, pid {}", std::string(Version()), std::string(Commit()),
                assignment->job_id(), assignment->attempt(), assignment->rank(), assignment->world_size(), assignment->slot().id(), getpid());
   (void)Failpoint("worker.begin");
+  if (const absl::Status confined = ConfineJobPaths({assignment->allowed_roots().begin(), assignment->allowed_roots().end()}); !confined.ok()) {
+    spdlog::error("{}", std::string(confined.message()));
+    return WorkerExitCode(v1::REASON_USER_ERROR);
+  }
   const AttemptWatch watch(options.run_folder, assignment->credential(), [] {
     std::fprintf(stderr, "a newer attempt of this job has taken the run folder: ending at once\n");
     _exit(kWorkerExitFenced);

@@ -23,12 +23,20 @@ constexpr milliseconds kReportEvery{800};     // hierad expects a sign of life e
 constexpr milliseconds kBackoffLeast{100};
 constexpr milliseconds kBackoffMost{2000};    // short: a restarted hierad waits for its agents
 constexpr milliseconds kGraceDefault{10'000}; // until hierad has said another
+constexpr std::chrono::seconds kFaultKept{60};
+constexpr size_t kFaultsKept = 64;
 
 }  // namespace
 
 Agent::Agent(Options options, std::unique_ptr<Ranks> ranks)
     : options_(std::move(options)), ranks_(std::move(ranks)), wake_(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)),
-      grace_(kGraceDefault), backoff_(kBackoffLeast) {}
+      grace_(kGraceDefault), backoff_(kBackoffLeast) {
+  logs_ = std::make_unique<LogReader>(options_.rights, [this] {
+    log_ready_ = true;
+    const uint64_t one = 1;
+    [[maybe_unused]] const ssize_t written = write(wake_.get(), &one, sizeof one);
+  });
+}
 
 Agent::~Agent() = default;
 
@@ -36,6 +44,7 @@ Agent::Time Agent::Now() { return Clock::System().Monotonic(); }
 
 absl::Status Agent::Run() {
   if (!wake_) return absl::InternalError("cannot make an eventfd: the limit of open files is too low; see ulimit -n");
+  if (!options_.nvml.empty()) gpu_faults_ = GpuFaults::Watch(options_.nvml, [this](const GpuFault& fault) { OnGpuFault(fault); });
   if (options_.notify != nullptr) options_.notify->Send("READY=1");   // ranks of a former agent are adopted
   while (true) {
     if (!session_ && Now() >= next_connect_) Connect();
@@ -63,6 +72,12 @@ void Agent::Wait() {
   }
   uint64_t count = 0;
   if (fds[1].revents != 0 && read(wake_.get(), &count, sizeof count) < 0) count = 0;
+  if (log_ready_.exchange(false)) changed_ = true;
+  {
+    std::lock_guard lock(faults_mutex_);
+    changed_ = changed_ || faults_new_;
+    faults_new_ = false;
+  }
   for (size_t i = 2; i < fds.size(); ++i) {
     if (fds[i].revents != 0 && ranks_->OnReady(fds[i].fd)) changed_ = true;
   }
@@ -98,6 +113,7 @@ void Agent::OnSession() {
     orders_seen_ = orders->sequence();
     grace_ = milliseconds(std::max<int64_t>(0, orders->grace_ms()));
     if (!ending_) ranks_->Apply(*orders);
+    logs_->Want(*orders);
   }
   if (const std::optional<absl::Status> closed = session_->Closed()) ConnectLater(*closed);
 }
@@ -125,6 +141,28 @@ void Agent::Connect() {
   changed_ = true;
 }
 
+void Agent::OnGpuFault(const GpuFault& fault) {
+  spdlog::error("GPU {}: {}", fault.uuid, GpuFaultWords(fault.double_bit, fault.xid));
+  std::lock_guard lock(faults_mutex_);
+  faults_.push_back({fault, Now()});
+  if (faults_.size() > kFaultsKept) faults_.pop_front();
+  faults_new_ = true;
+  const uint64_t one = 1;
+  [[maybe_unused]] const ssize_t written = write(wake_.get(), &one, sizeof one);
+}
+
+void Agent::AddGpuFaults(v1::AgentReport* report) {
+  std::lock_guard lock(faults_mutex_);
+  while (!faults_.empty() && Now() - faults_.front().at > kFaultKept) faults_.pop_front();
+  for (const SeenFault& seen : faults_) {
+    v1::GpuFault* fault = report->add_gpu_faults();
+    fault->set_slot_id(seen.fault.uuid);
+    fault->set_xid(seen.fault.xid);
+    fault->set_double_bit_ecc(seen.fault.double_bit);
+    fault->set_age_ms(std::chrono::duration_cast<milliseconds>(Now() - seen.at).count());
+  }
+}
+
 void Agent::Report() {
   next_report_ = Now() + kReportEvery;
   changed_ = false;
@@ -137,6 +175,8 @@ void Agent::Report() {
   for (v1::RankProcess& process : ranks_->Snapshot()) *report.add_processes() = std::move(process);
   report.set_orders_seen(orders_seen_);
   report.set_version(std::string(Version()));
+  AddGpuFaults(&report);
+  logs_->AddPieces(&report);
   session_->Offer(report);
 }
 

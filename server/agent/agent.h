@@ -2,16 +2,21 @@
 // on, and the agent tries again for ever, with back-off. One thread, plus gRPC's.
 #pragma once
 
+#include <atomic>
 #include <chrono>
+#include <deque>
 #include <memory>
+#include <mutex>
 #include <string>
 #include <vector>
 
 #include "absl/status/status.h"
 #include "base/fs.h"
+#include "base/gpu_faults.h"
 #include "base/service_notify.h"
 #include "hierad/v1/agent.pb.h"
 #include "server/agent/agent_session.h"
+#include "server/agent/log_reader.h"
 #include "server/agent/ranks.h"
 
 namespace hierad {
@@ -28,6 +33,8 @@ class Agent {
     bool session_lifetime = false;
     const ServiceNotify* notify = nullptr;   // none: nobody is told
     int signals = -1;          // signalfd of SIGTERM, SIGINT and SIGCHLD
+    RankRights rights;         // with which logs are read: the ranks'
+    std::string nvml;          // library that tells of faults of GPUs; empty: they are not watched
   };
   Agent(Options options, std::unique_ptr<Ranks> ranks);
   ~Agent();
@@ -44,6 +51,8 @@ class Agent {
   void Connect();
   void ConnectLater(const absl::Status& why);
   void Report();
+  void OnGpuFault(const GpuFault& fault);   // on a thread of GpuFaults
+  void AddGpuFaults(v1::AgentReport* report);
   static Time Now();
 
   const Options options_;
@@ -56,6 +65,16 @@ class Agent {
   bool leaving_ = false, ending_ = false;
   Time next_report_{0}, next_connect_{0};
   std::chrono::milliseconds backoff_;
+  struct SeenFault {
+    GpuFault fault;
+    Time at;
+  };
+  std::atomic<bool> log_ready_{false};
+  std::unique_ptr<LogReader> logs_;
+  std::mutex faults_mutex_;
+  std::deque<SeenFault> faults_;   // newest last; guarded by faults_mutex_
+  bool faults_new_ = false;        // the same
+  std::unique_ptr<GpuFaults> gpu_faults_;   // last: it calls OnGpuFault
 };
 
 }  // namespace hierad

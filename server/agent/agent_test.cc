@@ -168,6 +168,7 @@ class AgentTest : public testing::Test {
                                       endpoint_, "--node", "here", "--state", Path("state"), "--gpus", "none",
                                       "--cpu-slots", "3", "--worker", Path("worker")};
     words.insert(words.end(), flags.begin(), flags.end());
+    if (std::find(flags.begin(), flags.end(), "--root-ranks") == flags.end()) words.insert(words.end(), {"--root-ranks", "allow"});
     std::vector<char*> arguments;
     for (std::string& word : words) arguments.push_back(word.data());
     arguments.push_back(nullptr);
@@ -358,7 +359,7 @@ TEST_F(AgentTest, RankOfAnotherAccountIsEndedWithItsTree) {
 
 TEST_F(AgentTest, JobOfRootIsRefusedWhereRanksAreTheSubmitters) {
   if (geteuid() != 0) return;   // said above
-  StartAgent("exit 0", {"--worker-user", "submitter"});
+  StartAgent("exit 0", {"--root-ranks", "refuse"});   // the submitters' also without --worker-user
   Assign();
   const v1::RankProcess ended = Ended();
   EXPECT_EQ(ended.reason(), v1::REASON_USER_ERROR);

@@ -6,6 +6,7 @@
 #include <sys/signalfd.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <climits>
 #include <cstdio>
 #include <cstdlib>
@@ -34,7 +35,7 @@ namespace hierad {
 namespace {
 
 struct Flags {
-  std::string server, node, state, worker, address, certificates, worker_certificates, worker_user, gpus = "auto", lifetime = "service";
+  std::string server, node, state, worker, address, certificates, worker_certificates, worker_user, gpus = "auto", lifetime = "service", root_ranks = "refuse";
   int cpu_slots = -1;
   double memory_max_gib = 0;
 };
@@ -106,16 +107,14 @@ absl::Status CheckCertificates(const Flags& flags) {
 
 // As whom ranks run, and whether they get control groups.
 absl::Status ChooseRights(const Flags& flags, Ranks::Options* ranks) {
-  ranks->worker_user = flags.worker_user;
+  ranks->rights = {flags.worker_user, flags.root_ranks == "allow"};
   // The name is looked at now; whose a submitter's job is, when it comes.
-  if (flags.worker_user != "submitter") RETURN_IF_ERROR(AccountFor(flags.worker_user, "").status());
+  if (!flags.worker_user.empty() && flags.worker_user != "submitter") RETURN_IF_ERROR(AccountFor(ranks->rights, "").status());
   if (flags.worker_user == "submitter" && geteuid() != 0) {
     return absl::FailedPreconditionError("--worker-user submitter: only an agent of root can start ranks as the users who submit; start "
                                          "hierad-agent as root");
   }
-  if (geteuid() == 0 && flags.worker_user.empty()) {
-    spdlog::warn("ranks run as root; on a machine that others use, give --worker-user");
-  }
+  if (geteuid() == 0 && ranks->rights.root_allowed) spdlog::warn("ranks of jobs that root submits run as root (--root-ranks allow)");
   ranks->memory_max = int64_t(flags.memory_max_gib * double(int64_t{1} << 30));
   auto home = FindCgroupHome();
   if (home.ok()) {
@@ -155,6 +154,7 @@ absl::Status Serve(const Flags& flags, const ServiceNotify& notify) {
   options.session_lifetime = flags.lifetime == "session";
   options.signals = signal_fd.get();
   options.notify = &notify;
+  if (std::any_of(options.slots.begin(), options.slots.end(), [](const v1::Slot& slot) { return slot.kind() == v1::Slot::CUDA; })) options.nvml = kNvml;
   // Absolute: the worker is started in the run's folder.
   std::error_code error;
   const std::string worker = std::filesystem::absolute(flags.worker, error).string();
@@ -162,6 +162,7 @@ absl::Status Serve(const Flags& flags, const ServiceNotify& notify) {
                                .worker_certificates = flags.worker_certificates, .address = flags.address};
   ASSIGN_OR_RETURN(ranks_options.agent_id, StateId(state));
   RETURN_IF_ERROR(ChooseRights(flags, &ranks_options));
+  options.rights = ranks_options.rights;
   ASSIGN_OR_RETURN(std::unique_ptr<Ranks> ranks, Ranks::Open(ranks_options));
   spdlog::info("hierad-agent {} on {}: {} slots, {} ranks adopted, state {}", std::string(Version()), flags.node,
                options.slots.size(), ranks->running(), state);
@@ -180,8 +181,9 @@ int Main(int argc, char** argv) {
   app.add_option("--certificates", flags.certificates, "Folder with ca.crt, tls.crt and tls.key of this agent, for host:port");
   app.add_option("--worker-certificates", flags.worker_certificates, "The same of its ranks, for host:port");
   app.add_option("--worker-user", flags.worker_user,
-                 "Whose account ranks run as, for an agent of root: a user name, or submitter (who submitted the job); never root's. "
-                 "Default: the agent's own");
+                 "Whose account ranks run as, for an agent of root: a user name, or submitter (who submitted the job; default); never root's");
+  app.add_option("--root-ranks", flags.root_ranks, "Jobs that root submits, for an agent of root - refuse; allow: they run as root")
+      ->check(CLI::IsMember({"refuse", "allow"}))->capture_default_str();
   app.add_option("--memory-max", flags.memory_max_gib, "GiB of memory of each rank, by its control group; default: no limit")
       ->check(CLI::Range(0.0, 1e6));
   app.add_option("--address", flags.address,

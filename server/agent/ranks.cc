@@ -197,7 +197,7 @@ absl::StatusOr<UniqueFd> Ranks::SpawnKeeper(const RankName& name, const v1::Assi
   const auto failed = [&](const char* what, int error) {
     return ErrorOf(v1::REASON_INTERNAL, "cannot start the rank's keeper: " + std::string(what) + ": " + ErrnoText(error));
   };
-  ASSIGN_OR_RETURN(const std::optional<Account> account, AccountFor(options_.worker_user, assignment.user()));
+  ASSIGN_OR_RETURN(const std::optional<Account> account, AccountFor(options_.rights, assignment.user()));
   const UniqueFd memory(memfd_create("assignment", MFD_CLOEXEC));
   if (!memory) return failed("memfd_create", errno);
   v1::Assignment complete = assignment;

@@ -32,7 +32,7 @@ class Ranks {
     std::string agent_id;      // of the state folder, kept for ever: marks the processes of its ranks
     std::string server;        // what the agent dials, and so its ranks
     std::string worker_certificates;   // folder, handed to the ranks; for a server at host:port
-    std::string worker_user;   // whose account ranks run as; see AccountFor
+    RankRights rights;         // whose account ranks run as
     std::string cgroup_home;   // where ranks get control groups; empty: they get none
     int64_t memory_max = 0;    // bytes of each rank's group; 0: no limit
     std::string address;       // of this node, for ranks of other nodes; empty: the one on the way to `server`

@@ -100,5 +100,22 @@ class HieradKilledTest(cluster.ClusterTest):
         self.assertEqual(c.agent_pid(), agent)
 
 
+class LongAbsenceTest(cluster.ClusterTest):
+    flags = {"hang_after": 5}
+
+    def test_ranks_that_come_back_to_a_hierad_that_was_away_long_are_no_hang(self):
+        c = self.cluster
+        job_id = c.submit(steps=1000000, every=1000000)
+        c.wait_state(job_id, "RUNNING")
+        folder = c.run_folder(job_id)
+        for away_s in (8, 14):
+            c.kill_hierad()
+            time.sleep(away_s)   # the absence: ranks' tries grow apart meanwhile
+            before = c.step(folder)
+            c.start()
+            wait_for(lambda: int(c.job(job_id).get("step", 0)) > before, lambda: f"its ranks are back: {c.job(job_id)}")
+            self.assertEqual(int(c.job(job_id)["attempt"]), 1, c.job(job_id))
+
+
 if __name__ == "__main__":
     cluster.main()

@@ -1,4 +1,5 @@
 """Whose the ranks are and where their paths may lead: worker_user and allowed_roots, with the test engine."""
+import json
 import os
 import pwd
 import shutil
@@ -16,12 +17,12 @@ allowed_roots: FOLDER/runs:FOLDER/data:FOLDER/more
 
 
 class RightsTest(unittest.TestCase):
-    def start(self):
+    def start(self, settings=SETTINGS, **flags):
         if os.geteuid() != 0:
             self.skipTest("only root can start ranks as another account")
         if subprocess.run(["test", "-x", os.path.realpath(cluster.TEST_WORKER)], user="nobody").returncode != 0:
             self.skipTest(f"nobody cannot enter the build folder {cluster.BIN}: ranks of that account cannot be shown here")
-        c = cluster.Cluster(worker=cluster.TEST_WORKER, settings=SETTINGS, mode=0o755)
+        c = cluster.Cluster(worker=cluster.TEST_WORKER, settings=settings, mode=0o755, **flags)
         self.addCleanup(c.close)
         for name in ("runs", "more", "data"):
             os.mkdir(os.path.join(c.folder, name))
@@ -51,6 +52,49 @@ class RightsTest(unittest.TestCase):
         failed = c.wait_state(refused, "FAILED")
         self.assertEqual(failed["reason"], "USER_ERROR", failed)
         self.assertFalse(os.path.exists(os.path.join(c.folder, "more", "run")))
+
+    def test_by_default_ranks_are_the_submitters_and_never_roots(self):
+        c = self.start("access: everyone\nruns_folder: FOLDER/runs\n", root_ranks="refuse")
+        path = c.job_file(name="job-step20", steps=200)
+        for word in ("submit", "validate"):
+            result = c.ctl(word, path)
+            self.assertNotEqual(result.returncode, 0, result.stdout)
+            self.assert_says(result.stderr, "ranks do not run as root", "root_ranks: allow")
+        result = c.ctl("submit", path, "-o", "json", user="nobody", group="nogroup", extra_groups=[])
+        self.assertEqual(result.returncode, 0, result.stderr)
+        self.assert_ranks_are(c, int(json.loads(result.stdout)["job"]["id"]), "nobody")
+
+    def test_roots_own_jobs_run_as_root_where_that_is_said(self):
+        c = self.start("access: everyone\nruns_folder: FOLDER/runs\n", root_ranks="allow")
+        self.assert_ranks_are(c, c.submit(name="job-step20", steps=200), "root")
+        result = c.ctl("submit", c.job_file(name="job-step20", steps=200), "-o", "json", user="nobody", group="nogroup", extra_groups=[])
+        self.assertEqual(result.returncode, 0, result.stderr)
+        self.assert_ranks_are(c, int(json.loads(result.stdout)["job"]["id"]), "nobody")
+
+    def assert_says(self, text, *words):
+        for word in words:
+            self.assertIn(word, text)
+
+    def assert_ranks_are(self, c, job_id, name):
+        c.wait_state(job_id, "RUNNING")
+        pids = cluster.wait_for(lambda: [pid for pid in c.rank_pids(job_id).values() if pid], "the ranks' processes are known")
+        for pid in pids:
+            self.assertIn(f"Uid:\t{pwd.getpwnam(name).pw_uid}\t", cluster.read_text(f"/proc/{pid}/status"))
+        c.wait_state(job_id, "SUCCEEDED")
+
+    def test_a_link_that_is_put_there_after_the_submission_leads_no_rank_out(self):
+        c = self.start()
+        outside = os.path.join(c.folder, "outside.npy")
+        shutil.copy(c.data, outside)   # whatever the rank's account may read: it is the roots that refuse
+        node = c.json("nodes")["nodes"][0]["name"]
+        self.assertEqual(c.ctl("drain", node).returncode, 0)
+        job_id = c.submit(name="job-step20", steps=20)
+        os.remove(c.data)
+        os.symlink("../outside.npy", c.data)
+        self.assertEqual(c.ctl("undrain", node).returncode, 0)
+        failed = c.wait_state(job_id, "FAILED")
+        self.assertEqual(failed["reason"], "DATA_ERROR", failed)
+        self.assert_says(failed["message"], "allowed_roots", "leads out")
 
     def test_paths_of_jobs_stay_beneath_the_allowed_roots(self):
         c = self.start()

@@ -218,6 +218,10 @@ absl::StatusOr<std::string> WriteSafetensors(const std::string& path, const std:
 absl::StatusOr<SafetensorsFile> ReadSafetensors(const std::string& path) {
   UniqueFd fd(open(path.c_str(), O_RDONLY | O_CLOEXEC));
   if (!fd) return ErrnoStatus(errno, "cannot open", path);
+  return ReadSafetensors(fd, path);
+}
+
+absl::StatusOr<SafetensorsFile> ReadSafetensors(const UniqueFd& fd, const std::string& path) {
   struct stat info{};
   if (fstat(fd.get(), &info) != 0) return ErrnoStatus(errno, "cannot read", path);
   if (!S_ISREG(info.st_mode)) return Damaged(path, "it is not a regular file");

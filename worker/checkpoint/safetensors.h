@@ -9,6 +9,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "base/fs.h"
 
 namespace hierad {
 
@@ -32,5 +33,6 @@ struct SafetensorsFile {
 };
 // Refusals name file, tensor and rule.
 absl::StatusOr<SafetensorsFile> ReadSafetensors(const std::string& path);
+absl::StatusOr<SafetensorsFile> ReadSafetensors(const UniqueFd& fd, const std::string& path);   // an open file; the path is for messages
 
 }  // namespace hierad

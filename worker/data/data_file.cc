@@ -7,13 +7,14 @@
 #include <cstring>
 
 #include "absl/strings/str_cat.h"
+#include "base/job_paths.h"
 #include "base/status.h"
 
 namespace hierad {
 
 absl::StatusOr<UniqueFd> ReopenDataFile(const std::string& path, const std::string& name) {
-  UniqueFd fd(open(path.c_str(), O_RDONLY | O_CLOEXEC));
-  if (!fd) return ErrorOf(v1::REASON_DATA_ERROR, absl::StrCat("cannot open ", name, ": ", std::strerror(errno)));
+  auto fd = OpenJobPath(path, O_RDONLY);
+  if (!fd.ok()) return ErrorOf(v1::REASON_DATA_ERROR, absl::StrCat(name, ": ", fd.status().message()));
   return fd;
 }
 

@@ -11,6 +11,7 @@
 #include <memory>
 
 #include "absl/strings/str_cat.h"
+#include "base/job_paths.h"
 #include "base/limits.h"
 #include "base/status.h"
 #include "worker/data/data_file.h"
@@ -43,8 +44,7 @@ absl::StatusOr<EdfFile> EdfFile::Open(const std::string& path, bool keep_open) {
   EdfFile file;
   file.path_ = path;
   file.name_ = Printable(path);
-  file.fd_ = UniqueFd(open(path.c_str(), O_RDONLY | O_CLOEXEC));
-  if (!file.fd_) return ErrnoStatus(errno, "cannot open", path);
+  ASSIGN_OR_RETURN(file.fd_, OpenJobPath(path, O_RDONLY));
   struct stat status;
   if (fstat(file.fd_.get(), &status) != 0) return ErrnoStatus(errno, "cannot stat", path);
   if (!S_ISREG(status.st_mode)) return ErrorOf(v1::REASON_DATA_ERROR, absl::StrCat(file.name_, " is not a regular file"));

@@ -1,6 +1,7 @@
 #include "worker/data/image_dataset.h"
 
 #include <dirent.h>
+#include <fcntl.h>
 #include <sys/stat.h>
 
 #include <algorithm>
@@ -17,6 +18,7 @@
 #include "absl/strings/str_cat.h"
 #include "base/clock.h"
 #include "base/fs.h"
+#include "base/job_paths.h"
 #include "base/limits.h"
 #include "base/status.h"
 
@@ -54,8 +56,10 @@ class FolderWalk {
   // Entries of root/below that are not hidden.
   absl::StatusOr<Entries> List(const std::string& below) const {
     const std::string path = below.empty() ? root_ : absl::StrCat(root_, "/", below);
-    std::unique_ptr<DIR, int (*)(DIR*)> folder(opendir(path.c_str()), closedir);
+    ASSIGN_OR_RETURN(UniqueFd fd, OpenJobPath(path, O_RDONLY | O_DIRECTORY));
+    std::unique_ptr<DIR, int (*)(DIR*)> folder(fdopendir(fd.get()), closedir);
     if (!folder) return ErrnoStatus(errno, "cannot list", path);
+    fd.release();   // the folder's now
     Entries entries;
     for (;;) {
       errno = 0;
@@ -66,7 +70,7 @@ class FolderWalk {
       unsigned char type = entry->d_type;
       if (type == DT_LNK || type == DT_UNKNOWN) {
         struct stat status;
-        if (stat(absl::StrCat(path, "/", name).c_str(), &status) == 0) type = S_ISDIR(status.st_mode) ? DT_DIR : S_ISREG(status.st_mode) ? DT_REG : DT_UNKNOWN;
+        if (StatJobPath(absl::StrCat(path, "/", name), &status).ok()) type = S_ISDIR(status.st_mode) ? DT_DIR : S_ISREG(status.st_mode) ? DT_REG : DT_UNKNOWN;
       }
       if (type == DT_DIR) entries.folders.push_back(name);
       else if (IsImageName(name)) entries.images.push_back(name);   // a broken link is found when it is read
@@ -209,7 +213,7 @@ class ImageFolder : public Dataset {
     const int64_t step = std::max<int64_t>(1, listing_.count() / kDeepLooks);
     bool deep = false;
     for (int64_t sample = 0; sample < listing_.count(); sample += step) {
-      const auto file = ReadFile(Path(sample), limits::kImageFileBytes);
+      const auto file = ReadJobFile(Path(sample), limits::kImageFileBytes);
       if (file.ok()) deep = deep || IsDeep(*file);
       else if (data_.on_error() != "skip") return ErrorOf(v1::REASON_DATA_ERROR, absl::StrCat(SampleName(sample), ": ", file.status().message()));
     }
@@ -236,7 +240,7 @@ class ImageFolder : public Dataset {
       keep = decoded_bytes_ < limits::kDecodedImageBytes;
     }
     const auto reading = Clock::System().Monotonic();
-    const absl::StatusOr<std::string> file = ReadFile(Path(sample), limits::kImageFileBytes);
+    const absl::StatusOr<std::string> file = ReadJobFile(Path(sample), limits::kImageFileBytes);
     if (!file.ok()) return ErrorOf(v1::REASON_DATA_ERROR, absl::StrCat(SampleName(sample), ": ", file.status().message()));
     bytes_.fetch_add(file->size(), std::memory_order_relaxed);
     keep = keep && (!data_.jpeg_scaling() || !IsJpeg(*file));

@@ -14,6 +14,7 @@
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "base/half.h"
+#include "base/job_paths.h"
 #include "base/status.h"
 #include "worker/data/data_file.h"
 #include "worker/data/zip_directory.h"
@@ -82,8 +83,8 @@ NpyFile::~NpyFile() {
 absl::Status NpyFile::OpenDescriptor(const std::string& path, int64_t* bytes) {
   path_ = path;
   name_ = Printable(path);
-  fd_ = std::make_shared<UniqueFd>(open(path.c_str(), O_RDONLY | O_CLOEXEC));
-  if (!*fd_) return ErrnoStatus(errno, "cannot open", path);
+  ASSIGN_OR_RETURN(UniqueFd fd, OpenJobPath(path, O_RDONLY));
+  fd_ = std::make_shared<UniqueFd>(std::move(fd));
   struct stat status;
   if (fstat(fd_->get(), &status) != 0) return ErrnoStatus(errno, "cannot stat", path);
   if (!S_ISREG(status.st_mode)) return ErrorOf(v1::REASON_DATA_ERROR, absl::StrCat(Printable(path), " is not a regular file"));
@@ -195,8 +196,8 @@ absl::Status NpyFile::ReadRow(int64_t index, int64_t channels, int64_t first, in
 absl::Status NpyFile::GatherRow(int64_t index, DType type, uint8_t* out) const {
   if (mapping_) {
     struct stat status;
-    if ((fd_ ? fstat(fd_->get(), &status) : stat(path_.c_str(), &status)) != 0)
-      return ErrorOf(v1::REASON_DATA_ERROR, absl::StrCat("cannot stat ", name_, ": ", std::strerror(errno)));
+    const absl::Status known = !fd_ ? StatJobPath(path_, &status) : fstat(fd_->get(), &status) == 0 ? absl::OkStatus() : ErrnoStatus(errno, "cannot stat", path_);
+    if (!known.ok()) return ErrorOf(v1::REASON_DATA_ERROR, std::string(known.message()));
     if (status.st_size < mapping_bytes_)
       return ErrorOf(v1::REASON_DATA_ERROR, absl::StrCat(name_, " ends at byte ", status.st_size, ", ", mapping_bytes_ - status.st_size, " more were expected: it was cut while in use"));
   }

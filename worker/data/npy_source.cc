@@ -8,6 +8,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "base/fs.h"
+#include "base/job_paths.h"
 #include "base/limits.h"
 #include "base/status.h"
 #include "worker/data/npy_file.h"
@@ -147,7 +148,7 @@ absl::Status AddFile(const std::string& path, bool keep_open, int dims, int64_t 
   RETURN_IF_ERROR(CheckArray(file, dims, in_chans));
   const std::string labels_path = absl::StrCat(absl::EndsWithIgnoreCase(path, ".npy") ? path.substr(0, path.size() - 4) : path, kLabelsEnd);
   std::vector<int64_t> labels;
-  if (Exists(labels_path)) {
+  if (JobPathExists(labels_path)) {
     ASSIGN_OR_RETURN(const NpyFile labels_file, NpyFile::Open(labels_path));
     ASSIGN_OR_RETURN(labels, LabelsOf(labels_file, file.header().shape[0]));
   }
@@ -184,7 +185,7 @@ absl::Status AddNpz(const std::string& path, int dims, int64_t in_chans, std::ve
 bool IsNpz(const std::string& name) { return absl::EndsWithIgnoreCase(name, ".npz"); }
 
 absl::Status AddFolder(const std::string& path, int dims, int64_t in_chans, std::vector<Shard>* shards) {
-  ASSIGN_OR_RETURN(std::vector<std::string> names, ListFolder(path));
+  ASSIGN_OR_RETURN(std::vector<std::string> names, ListJobFolder(path));
   std::erase_if(names, [](const std::string& name) {
     return name[0] == '.' || (!absl::EndsWithIgnoreCase(name, ".npy") && !IsNpz(name)) || absl::EndsWithIgnoreCase(name, kLabelsEnd);
   });
@@ -204,10 +205,10 @@ absl::StatusOr<std::unique_ptr<SignalSource>> OpenNpy(const std::string& path, i
   struct stat status{};
   std::vector<Shard> shards;
   std::vector<std::string> class_names;
-  if (stat(path.c_str(), &status) == 0 && S_ISDIR(status.st_mode)) {
+  if (StatJobPath(path, &status).ok() && S_ISDIR(status.st_mode)) {
     RETURN_IF_ERROR(AddFolder(path, dims, in_chans, &shards));
-    if (const std::string classes = JoinPath(path, kClassesName); Exists(classes)) {
-      ASSIGN_OR_RETURN(const std::string text, ReadFile(classes, kClassesBytes));
+    if (const std::string classes = JoinPath(path, kClassesName); JobPathExists(classes)) {
+      ASSIGN_OR_RETURN(const std::string text, ReadJobFile(classes, kClassesBytes));
       class_names = Split(text, '\n');
       if (!class_names.empty() && class_names.back().empty()) class_names.pop_back();
     }

@@ -1,16 +1,18 @@
 #include "worker/data/recording_files.h"
 
+#include <fcntl.h>
 #include <sys/stat.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <cmath>
-#include <fstream>
 #include <utility>
 
 #include "absl/strings/match.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "base/fs.h"
+#include "base/job_paths.h"
 #include "base/limits.h"
 #include "base/sha256.h"
 #include "base/status.h"
@@ -26,12 +28,12 @@ bool IsRecording(const std::string& name) { return absl::EndsWithIgnoreCase(name
 absl::Status Walk(const std::string& root, const std::string& below, int depth, std::vector<std::string>* found, int64_t* others) {
   const std::string folder = below.empty() ? root : JoinPath(root, below);
   if (depth > kFolderDepth) return ErrorOf(v1::REASON_USER_ERROR, absl::StrCat("data.path: ", Printable(folder), " is more than ", kFolderDepth, " folders deep (a circle of links?)"));
-  ASSIGN_OR_RETURN(const std::vector<std::string> names, ListFolder(folder));
+  ASSIGN_OR_RETURN(const std::vector<std::string> names, ListJobFolder(folder));
   for (const std::string& name : names) {
     if (name[0] == '.') continue;
     const std::string relative = below.empty() ? name : absl::StrCat(below, "/", name);
     struct stat status{};
-    const bool known = stat(JoinPath(root, relative).c_str(), &status) == 0;
+    const bool known = StatJobPath(JoinPath(root, relative), &status).ok();
     if (known && S_ISDIR(status.st_mode)) {
       RETURN_IF_ERROR(Walk(root, relative, depth + 1, found, others));
     } else if (IsRecording(name)) {
@@ -55,9 +57,9 @@ Peek PeekAt(const std::string& path) {
   constexpr size_t kStartAt = 168, kStartBytes = 16, kCountAt = 252, kCountBytes = 4;
   Peek peek;
   std::string bytes(kHeader + kSignals * kLabel, '\0');
-  std::ifstream file(path, std::ios::binary);
-  file.read(bytes.data(), static_cast<std::streamsize>(bytes.size()));
-  bytes.resize(static_cast<size_t>(file.gcount()));
+  const auto file = OpenJobPath(path, O_RDONLY);
+  const ssize_t got = file.ok() ? pread(file->get(), bytes.data(), bytes.size(), 0) : 0;
+  bytes.resize(static_cast<size_t>(std::max<ssize_t>(0, got)));
   if (bytes.size() < kHeader) return peek;   // says so when it is opened
   peek.start = bytes.substr(kStartAt, kStartBytes);
   size_t signals = 0;
@@ -128,7 +130,7 @@ absl::Status Choose(const std::string& path, double fraction, bool by_folder, Su
 absl::StatusOr<RecordingFiles> FindRecordings(const std::string& path, double held_out, bool by_folder, Subset subset) {
   RecordingFiles files;
   struct stat status{};
-  if (stat(path.c_str(), &status) != 0) return ErrnoStatus(errno, "cannot find", path);
+  RETURN_IF_ERROR(StatJobPath(path, &status));
   if (!S_ISDIR(status.st_mode)) {
     if (held_out > 0) return ErrorOf(v1::REASON_USER_ERROR, absl::StrCat("data.held_out needs a folder of recordings; data.path ", Printable(path), " is one file"));
     files.paths.push_back(path);

@@ -13,7 +13,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "absl/strings/str_split.h"
-#include "base/fs.h"
+#include "base/job_paths.h"
 #include "base/limits.h"
 #include "base/status.h"
 #include "worker/data/signal_source.h"
@@ -234,7 +234,7 @@ absl::StatusOr<std::unique_ptr<SignalSource>> OpenTs(const std::string& path, co
   if (data.unequal() == "zero") options.unequal = TsOptions::Unequal::kZero;
   if (data.unequal() == "edge") options.unequal = TsOptions::Unequal::kEdge;
   options.missing = data.missing() == "zero" || data.missing() == "hold";
-  ASSIGN_OR_RETURN(const std::string text, ReadFile(path, limits::kTsFileBytes));
+  ASSIGN_OR_RETURN(const std::string text, ReadJobFile(path, limits::kTsFileBytes));
   ASSIGN_OR_RETURN(TsFile file, ParseTs(text, path, options));
   return std::make_unique<TsSource>(path, std::move(file));
 }
