@@ -4,7 +4,7 @@ const byId = (id) => document.getElementById(id);
 const PHASES = ["data_wait", "forward", "backward", "comm", "optimizer", "other"];
 const NAMES = {data_wait: "waiting for input", forward: "forward", backward: "backward", comm: "exposed all-reduce", optimizer: "optimizer", other: "other"};
 const ENDED = new Set(["SUCCEEDED", "FAILED", "CANCELLED"]);
-let jobs = [], chosen = null, busy = false;
+let jobs = [], chosen = null, busy = false, readingLog = false;
 
 function make(tag, name, text) {
   const element = document.createElement(tag);
@@ -188,6 +188,19 @@ async function ask(path) {
   if (!answer.ok) throw new Error(`${path}: ${answer.status}`);
   return answer.json();
 }
+// A log may lie on a node that is slow to answer: nothing else waits for it.
+async function refreshLog(id) {
+  if (readingLog) return;
+  readingLog = true;
+  const rank = Number(byId("log_rank").value || 0);
+  try {
+    const log = await ask(`api/jobs/${id}/log?rank=${rank}`);
+    if (chosen === id && rank === Number(byId("log_rank").value || 0)) showLog(log.text);
+  } catch (error) {   // it is asked for again
+  } finally {
+    readingLog = false;
+  }
+}
 async function refresh() {
   if (busy || document.hidden) return;
   busy = true;
@@ -199,9 +212,9 @@ async function refresh() {
     showNodes(overview.nodes);
     if (chosen !== null) {
       const id = chosen;
-      const rank = Number(byId("log_rank").value || 0);
-      const [job, metrics, log] = await Promise.all([ask(`api/jobs/${id}`), ask(`api/jobs/${id}/metrics`), ask(`api/jobs/${id}/log?rank=${rank}`)]);
-      if (chosen === id) { showJob(job, metrics.points); showLog(log.text); }
+      refreshLog(id);
+      const [job, metrics] = await Promise.all([ask(`api/jobs/${id}`), ask(`api/jobs/${id}/metrics`)]);
+      if (chosen === id) showJob(job, metrics.points);
     }
     byId("away").hidden = true;
     document.body.dataset.shown = String(Number(document.body.dataset.shown || 0) + 1);
@@ -217,13 +230,14 @@ function choose(id) {
   document.querySelector("main").classList.toggle("open", id !== null);
   history.replaceState(null, "", id === null ? location.pathname : `#${id}`);
   byId("log_rank").value = "0";
+  showLog("");
   showJobs();
   refresh();
 }
 
 byId("filter").addEventListener("input", showJobs);
 byId("live").addEventListener("change", showJobs);
-byId("log_rank").addEventListener("change", refresh);
+byId("log_rank").addEventListener("change", () => { showLog(""); refresh(); });
 byId("close").addEventListener("click", () => choose(null));
 document.addEventListener("visibilitychange", refresh);
 fillKey(byId("key"), null);

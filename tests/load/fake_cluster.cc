@@ -341,6 +341,12 @@ int Run(const Options& options) {
       if (place++ % 10 == size_t(tick % 10)) rank->Tick();
     }
     report.set_orders_seen(orders.sequence());
+    report.clear_log_pieces();
+    for (const v1::LogWanted& log : orders.logs()) {   // fake ranks write none
+      v1::LogPiece* piece = report.add_log_pieces();
+      piece->set_id(log.id());
+      piece->set_missing(true);
+    }
     report.clear_processes();
     for (const auto& [key, rank] : ranks) *report.add_processes() = rank->Process();
     if (tick % 5 == 0) agent->Send(report);
