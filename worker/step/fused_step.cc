@@ -1,4 +1,4 @@
-// step.mode fused on a CPU: the plan's operations over the plain kernels. What the GPU's fused step does on one graph,
+// step.mode fused on a CPU: the plan's operations over the plain kernels. What the GPU's fused step does in graphs,
 // this does call by call, over the same plan and arenas.
 #include <atomic>
 #include <cmath>
