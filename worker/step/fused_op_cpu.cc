@@ -28,7 +28,7 @@ class CpuOps {
   explicit CpuOps(const Addresses& addresses) : at_(addresses), plan_(*addresses.plan), g_(plan_.geometry) {}
 
   void operator()(const ConvertInput& o) const {
-    ref::ConvertInput<S>({at_.Get<StepScalars>(o.scalars), at_.At(o.source), Type(o.source), Ids(o.source_ids), Ids(o.source_labels),
+    ref::ConvertInput<S>({at_.Get<StepScalars>(o.scalars), at_.At(o.source), RowType(o.source), Ids(o.source_ids), Ids(o.source_labels),
                           at_.Get<float>(o.offset), at_.Get<float>(o.scale), Real(o.x), Ids(o.visit_ids), Ids(o.labels),
                           at_.Get<uint64_t>(o.not_finite), o.batch, o.rules});
   }
@@ -214,6 +214,7 @@ class CpuOps {
   int64_t* Ids(TensorId id) const { return at_.Get<int64_t>(id); }
   const StepScalars& Scalars(TensorId id) const { return *at_.Get<StepScalars>(id); }
   DType Type(TensorId id) const { return plan_.tensors[id].dtype; }
+  DType RowType(TensorId source) const { return source == kNone ? DType::kF32 : Type(source); }   // none: rows are drawn
   bool IsReal(TensorId id) const { return SizeOf(Type(id)) == int64_t(sizeof(S)); }
   // Rows of pos_embed, or of pos_embed_spatial.
   int64_t Spatial() const { return g_.separate_pos_embed ? g_.num_tokens / g_.tokens[0] : g_.num_tokens; }

@@ -121,7 +121,7 @@ class GpuOps {
     return kNarrow && context_.epilogues && k::TakesGemmGelu(std::is_same_v<O, GemmGeluBackward>, kHalf, o.m, o.n, o.k);
   }
   cudaError_t Launch(const ConvertInput& o) const {
-    return k::ConvertInput({Scalars(o.scalars), at_.At(o.source), plan_.tensors[o.source].dtype, Ids(o.source_ids), Ids(o.source_labels),
+    return k::ConvertInput({Scalars(o.scalars), at_.At(o.source), o.source == kNone ? DType::kF32 : plan_.tensors[o.source].dtype, Ids(o.source_ids), Ids(o.source_labels),
                             Real(o.offset), Real(o.scale), Real(o.x), Ids(o.visit_ids), Ids(o.labels),
                             at_.Get<uint64_t>(o.not_finite), o.batch, o.rules}, stream_);
   }
