@@ -41,7 +41,7 @@ struct DecodeOptions {
   int channels = 3;   // of the model: 2 and 4 keep a PNG's or WebP's alpha, and any count that a TIFF has is kept; else it is dropped
   // The region that will be used, of the upright image's height and width; empty: all of it is decoded.
   std::function<Region(int height, int width)> region;
-  // What the region will be resized to. A JPEG is decoded at 1/2, 1/4 or 1/8 where the region stays twice as large, and stays in
+  // What the region will be resized to. A JPEG is decoded at 1/2 where the region stays twice, at 1/4 or 1/8 where it stays three times as large, and stays in
   // planes (Pixels::chroma) where it has them: the result is within 40 dB. 0: its size, RGB.
   int out_height = 0, out_width = 0;
   bool deep = false;   // 16 bits stay 16 bits
