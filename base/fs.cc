@@ -154,6 +154,8 @@ absl::Status RemoveBeneath(int parent, const char* name, const std::string& path
 
 }  // namespace
 
+absl::Status RemoveTreeIn(const UniqueFd& parent, const std::string& name) { return RemoveBeneath(parent.get(), name.c_str(), name); }
+
 absl::Status RemoveTree(const std::string& path) { return RemoveBeneath(AT_FDCWD, path.c_str(), path); }
 
 absl::StatusOr<std::vector<std::string>> ListFolder(const std::string& path) {

@@ -38,7 +38,8 @@ absl::Status WriteFileAtomic(const std::string& path, std::string_view data, int
 absl::Status WriteAll(int fd, std::string_view data, std::string_view path_for_message);
 absl::Status SyncFolder(const std::string& path);
 absl::Status MakeFolders(const std::string& path, int mode = 0755);      // like mkdir -p
-absl::Status RemoveTree(const std::string& path);                        // missing is fine; never follows links
+absl::Status RemoveTree(const std::string& path);                        // missing is fine; never follows links (but on the way to it)
+absl::Status RemoveTreeIn(const UniqueFd& parent, const std::string& name);
 absl::StatusOr<std::vector<std::string>> ListFolder(const std::string& path);   // names, sorted, without . and ..
 absl::StatusOr<int64_t> FreeBytes(const std::string& path);
 bool Exists(const std::string& path);

@@ -35,7 +35,7 @@ bool Relative(const std::string& root, const std::string& path, std::string* res
 }
 
 // Component by component, no link at all: for kernels without openat2.
-int OpenWithoutLinks(int root, const std::string& relative, int flags, int mode) {
+int OpenByParts(int root, const std::string& relative, int flags, int mode) {
   UniqueFd folder(fcntl(root, F_DUPFD_CLOEXEC, 0));
   std::vector<std::string> parts;
   for (std::string& part : Split(relative, '/')) {
@@ -49,16 +49,16 @@ int OpenWithoutLinks(int root, const std::string& relative, int flags, int mode)
   return folder ? openat(folder.get(), parts.back().c_str(), flags | O_NOFOLLOW | O_CLOEXEC, mode) : -1;
 }
 
-int Open(int root, const std::string& relative, int flags, int mode) {
+int Open(int root, const std::string& relative, int flags, int mode, uint64_t resolve = RESOLVE_BENEATH | RESOLVE_NO_MAGICLINKS) {
   open_how how{};
   how.flags = uint64_t(flags) | O_CLOEXEC;
   how.mode = (flags & (O_CREAT | O_TMPFILE)) != 0 ? uint64_t(mode) : 0;
-  how.resolve = RESOLVE_BENEATH | RESOLVE_NO_MAGICLINKS;
+  how.resolve = resolve;
   for (int tries = 0;; ++tries) {
     const int fd = int(syscall(SYS_openat2, root, relative.c_str(), &how, sizeof how));
     // EAGAIN: something was renamed on the way and ".." could not be judged.
     if (fd >= 0 || (errno != EAGAIN && errno != ENOSYS) || tries > 100) return fd;
-    if (errno == ENOSYS) return OpenWithoutLinks(root, relative, flags, mode);
+    if (errno == ENOSYS) return OpenByParts(root, relative, flags, mode);
   }
 }
 
@@ -76,6 +76,16 @@ absl::StatusOr<UniqueFd> OpenBeneath(const std::string& root, const std::string&
   UniqueFd fd(Open(folder.get(), relative, flags, mode));
   if (fd) return fd;
   if (errno == EXDEV || errno == ELOOP) return LeadsOut(path, Printable(root));
+  return ErrnoStatus(errno, "cannot open", path);
+}
+
+absl::StatusOr<UniqueFd> OpenWithoutLinks(const std::string& path, int flags) {
+  std::string relative;
+  if (path.empty() || path[0] != '/' || !Relative("/", path, &relative)) return absl::InvalidArgumentError("\"" + Printable(path) + "\" is not an absolute path");
+  const UniqueFd root(open("/", O_PATH | O_DIRECTORY | O_CLOEXEC));
+  UniqueFd fd(root ? Open(root.get(), relative, flags, 0, RESOLVE_BENEATH | RESOLVE_NO_SYMLINKS) : -1);
+  if (fd) return fd;
+  if (errno == EXDEV || errno == ELOOP) return absl::PermissionDeniedError("\"" + Printable(path) + "\" leads over a link");
   return ErrnoStatus(errno, "cannot open", path);
 }
 

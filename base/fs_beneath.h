@@ -15,6 +15,10 @@ namespace hierad {
 // open(2). Links that stay beneath are followed; where the kernel has no openat2 (before 5.6), none is.
 absl::StatusOr<UniqueFd> OpenBeneath(const std::string& root, const std::string& path, int flags, int mode = 0);
 
+// Opens `path`, absolute, as it is written: PermissionDenied where any part of it is a link. For what this process may do and the
+// owner of a folder on the way may not.
+absl::StatusOr<UniqueFd> OpenWithoutLinks(const std::string& path, int flags);
+
 // Roots that stay what they are: each is opened once, and paths are resolved from its descriptor, whatever takes its name later.
 class HeldRoots {
  public:

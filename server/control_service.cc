@@ -21,6 +21,7 @@ namespace {
 constexpr std::chrono::milliseconds kWatchPause{100};   // at most ten messages a second
 constexpr std::chrono::seconds kWatchSign{5};           // nothing new: the job is told all the same, so that a client can say how long
 constexpr std::chrono::milliseconds kLogPause{200};
+constexpr uid_t kNobody = 65534;
 constexpr size_t kStepsInMessage = 8192;   // some 150 bytes each, within limits::kGrpcMessageBytes
 
 template <typename T>
@@ -77,6 +78,11 @@ absl::Status ControlService::CheckAccount(const Caller& caller) const {
   return absl::PermissionDeniedError("a certificate's name is not root's word: give the certificate the name of another account");
 }
 
+std::optional<Account> ControlService::RightsFor(const Caller& caller) const {
+  auto account = coordinator_->AccountOf(caller.name);
+  return account.ok() ? *std::move(account) : Account{.uid = kNobody, .gid = kNobody, .name = "nobody", .home = "/"};
+}
+
 grpc::Status ControlService::Submit(grpc::ServerContext* context, const v1::SubmitRequest* request, v1::SubmitReply* reply) {
   auto caller = authz_->CallerOf(*context);
   if (!caller.ok()) return ToRpc(caller.status());
@@ -86,9 +92,12 @@ grpc::Status ControlService::Submit(grpc::ServerContext* context, const v1::Subm
   if (known.ok() || !absl::IsNotFound(known.status())) return Answer(std::move(known), reply);
   if (absl::Status account = CheckAccount(*caller); !account.ok()) return ToRpc(account);
   v1::SubmitRequest checked = *request;
-  if (absl::Status s = AsStatus(PrepareSpec(checked.mutable_spec(), allowed_roots_)); !s.ok()) return ToRpc(s);
-  const std::string& folder = checked.spec().output().folder();
-  const absl::Status folder_check = folder.empty() ? absl::OkStatus() : CheckOutputFolder(folder);
+  absl::Status folder_check;
+  {
+    const FilesAs rights(RightsFor(*caller));
+    if (absl::Status s = AsStatus(PrepareSpec(checked.mutable_spec(), allowed_roots_)); !s.ok()) return ToRpc(s);
+    folder_check = CheckOutputFolder(checked.spec().output().folder());
+  }
   return Answer(Await<v1::SubmitReply>([&](auto done) { coordinator_->Submit(std::move(checked), caller->name, folder_check, done); }), reply);
 }
 
@@ -97,9 +106,10 @@ grpc::Status ControlService::Validate(grpc::ServerContext* context, const v1::Va
   if (!caller.ok()) return ToRpc(caller.status());
   v1::JobSpec spec = request->spec();
   if (const absl::Status account = CheckAccount(*caller); !account.ok()) reply->add_problems(std::string(account.message()));
-  for (const std::string& problem : PrepareSpec(&spec, allowed_roots_)) reply->add_problems(problem);
-  if (reply->problems_size() > 0) return grpc::Status::OK;
-  if (!spec.output().folder().empty()) {
+  {
+    const FilesAs rights(RightsFor(*caller));
+    for (const std::string& problem : PrepareSpec(&spec, allowed_roots_)) reply->add_problems(problem);
+    if (reply->problems_size() > 0) return grpc::Status::OK;
     if (absl::Status s = CheckOutputFolder(spec.output().folder()); !s.ok()) reply->add_problems(std::string(s.message()));
   }
   auto nodes = Await<v1::NodesReply>([&](auto done) { coordinator_->Nodes(done); });
@@ -313,17 +323,16 @@ grpc::Status ControlService::CollectGarbage(grpc::ServerContext* context, const 
     reply->set_more(true);
   }
   for (v1::Garbage& garbage : found) {
-    if (!request->dry_run() && !context->IsCancelled()) RemoveGarbage(&garbage);
+    if (!request->dry_run() && !context->IsCancelled() && garbage.problem().empty()) Remove(&garbage);
     *reply->add_found() = std::move(garbage);
   }
   return grpc::Status::OK;
 }
 
-void ControlService::RemoveGarbage(v1::Garbage* garbage) {
+void ControlService::Remove(v1::Garbage* garbage) {
   auto forgotten = Await<v1::Job>([&](auto done) { coordinator_->ForgetCheckpoints(garbage->job_id(), done); });
-  absl::Status removed = forgotten.ok() ? RemoveTree(garbage->path()) : forgotten.status();
-  garbage->set_removed(removed.ok());
-  if (!removed.ok()) garbage->set_problem(std::string(removed.message()));
+  if (forgotten.ok()) return RemoveGarbage(garbage);
+  garbage->set_problem(std::string(forgotten.status().message()));
 }
 
 grpc::Status ControlService::ListCheckpoints(grpc::ServerContext* context, const v1::ListCheckpointsRequest* request, v1::ListCheckpointsReply* reply) {

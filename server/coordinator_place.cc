@@ -185,7 +185,7 @@ void Coordinator::Begin(LiveJob* job, const std::vector<struct Place>& places) {
   placed.credential = NewCredential();
   absl::Status made = Failpoint("hierad.run_folder");
   const auto account = options_.account_for(job->row.submitter);
-  if (made.ok()) made = account.ok() ? MakeRunFolder(job->row, placed.credential, *account) : account.status();
+  if (made.ok()) made = account.ok() ? MakeRunFolder(job->row, options_.allowed_roots, placed.credential, *account) : account.status();
   if (!made.ok()) {
     const bool ours = made.code() == absl::StatusCode::kResourceExhausted || made.code() == absl::StatusCode::kInternal ||
                       made.code() == absl::StatusCode::kUnavailable;

@@ -1,9 +1,12 @@
 #include "server/garbage.h"
 
+#include <fcntl.h>
+
 #include <filesystem>
+#include <string>
 #include <system_error>
 
-#include "base/fs.h"
+#include "base/fs_beneath.h"
 
 namespace hierad {
 
@@ -11,18 +14,30 @@ bool GarbageOf(const v1::Job& job, bool whole_run, v1::Garbage* garbage) {
   if (job.run_folder().empty()) return false;
   const bool named_by_us = job.spec().output().folder().empty();
   const std::string path = whole_run && named_by_us ? job.run_folder() : JoinPath(job.run_folder(), "checkpoints");
-  if (!Exists(path)) return false;
+  const auto folder = OpenWithoutLinks(path, O_RDONLY | O_DIRECTORY);
+  if (absl::IsNotFound(folder.status())) return false;
   garbage->set_job_id(job.id());
   garbage->set_path(path);
-  garbage->set_bytes(FolderBytes(path));
+  if (folder.ok()) {
+    garbage->set_bytes(FolderBytes(*folder));
+  } else {
+    garbage->set_problem(std::string(folder.status().message()));
+  }
   return true;
 }
 
-int64_t FolderBytes(const std::string& folder) {
+void RemoveGarbage(v1::Garbage* garbage) {
+  const auto parent = OpenWithoutLinks(FolderOf(garbage->path()), O_PATH | O_DIRECTORY);
+  const absl::Status removed = parent.ok() ? RemoveTreeIn(*parent, garbage->path().substr(garbage->path().rfind('/') + 1)) : parent.status();
+  garbage->set_removed(removed.ok());
+  garbage->set_problem(removed.ok() ? "" : std::string(removed.message()));
+}
+
+int64_t FolderBytes(const UniqueFd& folder) {
   namespace fs = std::filesystem;
   int64_t bytes = 0;
   std::error_code error;
-  for (fs::recursive_directory_iterator at(folder, fs::directory_options::skip_permission_denied, error), end; !error && at != end; at.increment(error)) {
+  for (fs::recursive_directory_iterator at("/proc/self/fd/" + std::to_string(folder.get()), fs::directory_options::skip_permission_denied, error), end; !error && at != end; at.increment(error)) {
     std::error_code none;
     if (at->is_symlink(none) || !at->is_regular_file(none)) continue;
     const auto size = at->file_size(none);

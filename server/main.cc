@@ -26,6 +26,7 @@
 #include "server/local_agent.h"
 #include "server/peer_identity.h"
 #include "server/rpc_server.h"
+#include "server/run_folder.h"
 #include "server/state_folder.h"
 #include "server/store.h"
 #include "server/web.h"
@@ -75,7 +76,7 @@ absl::Status Serve(const ServerConfig& config, const std::string& config_file, c
 
   ASSIGN_OR_RETURN(std::unique_ptr<Store> store, Store::Open(JoinPath(config.state_folder, "hierad.db")));
   CoordinatorOptions options;
-  options.runs_folder = config.runs_folder;
+  options.runs_folder = NormalFolder(config.runs_folder);   // the administrator may have links on it, users may not
   options.account_for = [rights = RightsOf(config)](const std::string& submitter) { return AccountFor(rights, submitter); };
   options.allowed_roots = AllowedRoots(config);
   ASSIGN_OR_RETURN(const std::unique_ptr<History> history, History::Open(JoinPath(config.state_folder, "history")));

@@ -8,6 +8,7 @@
 #include "base/attempt_mark.h"
 #include "base/fs.h"
 #include "base/job_yaml.h"
+#include "base/output_folder.h"
 #include "base/status.h"
 #include "base/text.h"
 
@@ -23,6 +24,7 @@ std::string NormalFolder(const std::string& folder) {
 }
 
 absl::Status CheckOutputFolder(const std::string& folder) {
+  if (folder.empty()) return absl::OkStatus();   // hierad will name one
   struct stat info;
   if (stat(folder.c_str(), &info) == 0 && !S_ISDIR(info.st_mode)) {
     return absl::InvalidArgumentError(absl::StrCat("output.folder: \"", Printable(folder), "\" is not a folder; give another path"));
@@ -38,9 +40,10 @@ absl::Status CheckOutputFolder(const std::string& folder) {
                                                     "), which a new job would replace; give another folder, or move that one away"));
 }
 
-absl::Status MakeRunFolder(const JobRow& job, const std::string& credential, const std::optional<Account>& account) {
+absl::Status MakeRunFolder(const JobRow& job, const std::vector<std::string>& allowed_roots, const std::string& credential,
+                           const std::optional<Account>& account) {
+  RETURN_IF_ERROR(MakeOutputFolder({job.run_folder, !job.spec.output().folder().empty(), allowed_roots}, account));
   const FilesAs rights(account);
-  if (absl::Status s = MakeFolders(job.run_folder); !s.ok()) return s;
   if (absl::Status s = WriteFileAtomic(JoinPath(job.run_folder, kAttemptMarkFile), AttemptMark(credential)); !s.ok()) return s;
   return WriteFileAtomic(JoinPath(job.run_folder, "job.yaml"), ToJobYaml(job.spec));
 }

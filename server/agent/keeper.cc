@@ -25,6 +25,7 @@
 #include "base/failpoint.h"
 #include "base/fs.h"
 #include "base/limits.h"
+#include "base/output_folder.h"
 #include "base/status.h"
 #include "hierad/v1/agent.pb.h"
 #include "base/account.h"
@@ -167,12 +168,13 @@ absl::Status Keeper::Listen() {
 }
 
 absl::Status Keeper::OpenLog() {
-  const FilesAs rights(account_);
   const std::string& folder = assignment_.run_folder();
-  if (absl::Status made = MakeFolders(folder); !made.ok()) {
+  const auto& roots = assignment_.allowed_roots();
+  if (absl::Status made = MakeOutputFolder({folder, !assignment_.spec().output().folder().empty(), {roots.begin(), roots.end()}}, account_); !made.ok()) {
     return ErrorOf(v1::REASON_USER_ERROR,
                    "output.folder: cannot make the run's folder: " + std::string(made.message()));
   }
+  const FilesAs rights(account_);
   const std::string path = JoinPath(folder, "rank-" + std::to_string(assignment_.rank()) + ".log");
   log_ = UniqueFd(open(path.c_str(), O_RDWR | O_CREAT | O_APPEND | O_CLOEXEC | O_NOFOLLOW, 0644));
   if (!log_) {

@@ -82,6 +82,27 @@ class RightsTest(unittest.TestCase):
             self.assertIn(f"Uid:\t{pwd.getpwnam(name).pw_uid}\t", cluster.read_text(f"/proc/{pid}/status"))
         c.wait_state(job_id, "SUCCEEDED")
 
+    def test_what_a_submitter_may_not_see_no_answer_tells(self):
+        c = self.start("access: everyone\nruns_folder: FOLDER/runs\n")
+        private = os.path.join(c.folder, "private")
+        os.makedirs(os.path.join(private, "run", "checkpoints", "step-000000009"))
+        path = c.job_file(extra=f"output:\n  folder: {private}/run\n")
+        self.assert_says(c.ctl("validate", path).stderr, "step-000000009")
+        os.chmod(private, 0o700)
+        for word in ("validate", "submit"):
+            result = c.ctl(word, path, user="nobody", group="nogroup", extra_groups=[])
+            self.assertNotIn("step-0", result.stdout + result.stderr)
+
+    def test_a_folder_that_somebody_made_beforehand_is_not_written_to(self):
+        c = self.start("access: everyone\nruns_folder: FOLDER/runs\n")
+        trap = os.path.join(c.folder, "runs", "1-job-step20")
+        os.mkdir(trap)
+        os.chown(trap, pwd.getpwnam("nobody").pw_uid, -1)
+        failed = c.wait_state(c.submit(name="job-step20", steps=20), "FAILED")
+        self.assertEqual(failed["reason"], "USER_ERROR", failed)
+        self.assert_says(failed["message"], "made beforehand by uid")
+        self.assertEqual(os.listdir(trap), [])
+
     def test_a_link_that_is_put_there_after_the_submission_leads_no_rank_out(self):
         c = self.start()
         outside = os.path.join(c.folder, "outside.npy")

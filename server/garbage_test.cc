@@ -1,0 +1,72 @@
+#include "server/garbage.h"
+
+#include <unistd.h>
+
+#include <cstdlib>
+#include <filesystem>
+
+#include "base/fs.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+
+namespace hierad {
+namespace {
+
+class RunFolders : public testing::Test {
+ protected:
+  void SetUp() override {
+    root_ = testing::TempDir() + "/garbage_XXXXXX";
+    ASSERT_NE(mkdtemp(root_.data()), nullptr);
+    root_ = std::filesystem::canonical(root_).string();
+    for (const char* run : {"mine", "yours"}) {
+      ASSERT_TRUE(MakeFolders(Path(run) + "/checkpoints/step-1").ok());
+      ASSERT_TRUE(WriteFileAtomic(Path(run) + "/checkpoints/step-1/state", std::string(1000, 'x')).ok());
+    }
+    job_.set_id(7);
+    job_.set_run_folder(Path("mine"));
+  }
+  void TearDown() override { EXPECT_TRUE(RemoveTree(root_).ok()); }
+  std::string Path(const std::string& name) const { return JoinPath(root_, name); }
+
+  std::string root_;
+  v1::Job job_;
+};
+
+TEST_F(RunFolders, AreMeasuredAndRemoved) {
+  job_.mutable_spec()->mutable_output()->set_folder(Path("mine"));
+  v1::Garbage garbage;
+  ASSERT_TRUE(GarbageOf(job_, /*whole_run=*/true, &garbage));   // given by the user: the checkpoints alone
+  EXPECT_EQ(garbage.path(), Path("mine/checkpoints"));
+  EXPECT_EQ(garbage.bytes(), 1000);
+  RemoveGarbage(&garbage);
+  EXPECT_TRUE(garbage.removed()) << garbage.problem();
+  EXPECT_FALSE(Exists(Path("mine/checkpoints")));
+  EXPECT_TRUE(Exists(Path("mine")));
+  EXPECT_FALSE(GarbageOf(job_, true, &garbage));
+  job_.mutable_spec()->mutable_output()->clear_folder();
+  ASSERT_TRUE(GarbageOf(job_, true, &garbage));
+  EXPECT_EQ(garbage.path(), Path("mine"));
+  RemoveGarbage(&garbage);
+  EXPECT_FALSE(Exists(Path("mine")));
+}
+
+// The folder's owner may put a link in its place at any time: before it is looked at, or between that and its removal.
+TEST_F(RunFolders, AreNotThoseOfOthersByALink) {
+  v1::Garbage looked;
+  ASSERT_TRUE(GarbageOf(job_, /*whole_run=*/false, &looked));
+  ASSERT_EQ(rename(Path("mine").c_str(), Path("away").c_str()), 0);
+  ASSERT_EQ(symlink("yours", Path("mine").c_str()), 0);
+  RemoveGarbage(&looked);
+  EXPECT_FALSE(looked.removed());
+  EXPECT_THAT(looked.problem(), testing::HasSubstr("leads over a link"));
+  v1::Garbage later;
+  ASSERT_TRUE(GarbageOf(job_, false, &later));
+  EXPECT_EQ(later.bytes(), 0);
+  EXPECT_THAT(later.problem(), testing::HasSubstr("leads over a link"));
+  ASSERT_TRUE(GarbageOf(job_, true, &later));   // the run itself: a link too
+  RemoveGarbage(&later);
+  EXPECT_TRUE(Exists(Path("yours/checkpoints/step-1/state")));
+}
+
+}  // namespace
+}  // namespace hierad
