@@ -337,6 +337,7 @@ absl::Status Trainer::GiveStep() {
   given.metrics.set_lr(lr);
   Activity(absl::StrCat("step ", given_ + 1));
   watched_step_ = given_ + 1;
+  if (const auto pace_ms = FailpointValue("worker.pace")) SleepFor(std::chrono::milliseconds(*pace_ms));
   HIERAD_FAILPOINT("worker.step");
   if (watch_) watch_->Begin();
   RETURN_IF_ERROR(step_->Run(batches, samples, lr, Signals()));

@@ -15,6 +15,7 @@ from cluster import BIN, wait_for
 class AgentKilledTest(cluster.ClusterTest):
     def test_killed_agent_leaves_no_orphan_and_the_job_goes_on(self):
         c = self.cluster
+        c.pace(10)
         job_id = c.submit(steps=800, every=20, attempts=5)
         c.wait_state(job_id, "RUNNING")
         folder, pids = c.run_folder(job_id), c.rank_pids(job_id)
@@ -23,6 +24,7 @@ class AgentKilledTest(cluster.ClusterTest):
         os.kill(agent, signal.SIGKILL)
         wait_for(lambda: not any(cluster.alive(pid) for pid in pids.values()), "its ranks are gone", 10)
         wait_for(lambda: c.agent_pid() not in (0, agent), "hierad has started a new agent", 20)
+        c.pace(0)
         done = c.wait_state(job_id, "SUCCEEDED")
         self.assertEqual(int(done["attempt"]), 2)
         self.assertGreater(int(done["first_step"]), 40)
@@ -31,6 +33,7 @@ class AgentKilledTest(cluster.ClusterTest):
 
     def test_agent_and_hierad_killed_together(self):
         c = self.cluster
+        c.pace(10)
         job_id = c.submit(steps=800, every=20)
         c.wait_state(job_id, "RUNNING")
         folder = c.run_folder(job_id)
@@ -38,6 +41,7 @@ class AgentKilledTest(cluster.ClusterTest):
         os.kill(c.agent_pid(), signal.SIGKILL)
         c.kill_hierad()
         wait_for(lambda: not c.marked(), lambda: f"no process is left: {c.marked()}", 10)
+        c.pace(0)
         c.start()
         done = c.wait_state(job_id, "SUCCEEDED")
         self.assertEqual(int(done["attempt"]), 2)
@@ -46,6 +50,7 @@ class AgentKilledTest(cluster.ClusterTest):
 
     def test_restarted_agent_takes_its_ranks_back(self):
         c = self.cluster
+        c.pace(10)
         job_id = c.submit(steps=1500, every=500)
         c.wait_state(job_id, "RUNNING")
         folder, pids, agent = c.run_folder(job_id), c.rank_pids(job_id), c.agent_pid()
@@ -56,6 +61,7 @@ class AgentKilledTest(cluster.ClusterTest):
         before = c.step(folder)
         c.wait_step(folder, before + 20)
         self.assertEqual(c.rank_pids(job_id), pids)
+        c.pace(0)
         done = c.wait_state(job_id, "SUCCEEDED")
         self.assertEqual(int(done["attempt"]), 1)
         self.assert_steps_once(folder, 1500)

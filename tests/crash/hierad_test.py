@@ -18,6 +18,7 @@ SEED = int(os.environ.get("HIERAD_SEED") or time.time_ns() % 1000000)
 class HieradKilledTest(cluster.ClusterTest):
     def test_running_job_is_adopted_by_the_next_hierad(self):
         c = self.cluster
+        c.pace(5)
         job_id = c.submit(steps=1500, every=500)
         c.wait_state(job_id, "RUNNING")
         folder, pids = c.run_folder(job_id), c.rank_pids(job_id)
@@ -29,6 +30,7 @@ class HieradKilledTest(cluster.ClusterTest):
         c.start()
         wait_for(lambda: c.job(job_id)["state"] in ("RUNNING", "SUCCEEDED") and int(c.job(job_id)["step"]) > before,
                  lambda: f"the job is adopted: {c.job(job_id)}", 20)
+        c.pace(0)
         done = c.wait_state(job_id, "SUCCEEDED")
         self.assertEqual(int(done["attempt"]), 1)
         # An ended rank's pid is as it was, or no longer told.
@@ -38,10 +40,12 @@ class HieradKilledTest(cluster.ClusterTest):
 
     def test_job_that_ends_while_hierad_is_away_is_a_success(self):
         c = self.cluster
+        c.pace(10)
         job_id = c.submit(steps=150, every=50)
         c.wait_state(job_id, "RUNNING")
         folder, pids = c.run_folder(job_id), c.rank_pids(job_id)
         c.kill_hierad()
+        c.pace(0)
         c.wait_step(folder, 150)
         c.start()
         done = c.wait_state(job_id, "SUCCEEDED")
@@ -89,12 +93,14 @@ class HieradKilledTest(cluster.ClusterTest):
 
     def test_graceful_restart_of_hierad_disturbs_no_run(self):
         c = self.cluster
+        c.pace(10)
         job_id = c.submit(steps=600, every=200)
         c.wait_state(job_id, "RUNNING")
         pids, agent = c.rank_pids(job_id), c.agent_pid()
         self.assertEqual(c.stop_hierad(), 0)
         self.assertTrue(all(cluster.alive(pid) for pid in pids.values()))
         c.start()
+        c.pace(0)
         done = c.wait_state(job_id, "SUCCEEDED")
         self.assertEqual(int(done["attempt"]), 1)
         self.assertEqual(c.agent_pid(), agent)

@@ -147,10 +147,12 @@ class Cluster:
     def __init__(self, worker=None, environment=None, settings="", mode=0o700, **flags):
         """settings: a text for --config, in which FOLDER stands for the cluster's own folder, of this mode."""
         self.bin = bin_with_worker(worker) if worker else BIN
-        self.environment = environment or {}
         # Short: a unix socket's path has at most 107 bytes.
         self.folder = tempfile.mkdtemp(prefix="hierad-", dir="/tmp")
         os.chmod(self.folder, mode)
+        self.environment = {"HIERAD_FAILPOINTS": os.path.join(self.folder, "points"), **(environment or {})}
+        self.points = self.environment["HIERAD_FAILPOINTS"]   # of hierad, and of the agents and workers under it
+        os.makedirs(self.points, exist_ok=True)
         self.state = os.path.join(self.folder, "state")
         self.server = "unix:" + os.path.join(self.folder, "h.sock")
         self.log = os.path.join(self.folder, "hierad.log")
@@ -309,6 +311,21 @@ class Cluster:
     def wait_checkpoint(self, job_id, step, deadline=60):
         """A checkpoint of that step or a later one is durable, which may be well after its step: it is written beside the steps."""
         wait_for(lambda: any(int(point["step"]) >= step for point in self.json("checkpoints", job_id)["checkpoints"]), f"the checkpoint of step {step}", deadline)
+
+    def arm(self, point, text):
+        """base/failpoint.h says what the text may be."""
+        path = os.path.join(self.points, point)
+        with open(path + ".new", "w") as out:
+            out.write(text)
+        os.rename(path + ".new", path)
+
+    def disarm(self, point):
+        os.remove(os.path.join(self.points, point))
+
+    def pace(self, milliseconds):
+        """From now on a step takes that much longer, so that what a test does while a job runs comes before its end on any machine;
+        0: as long as it takes."""
+        self.arm("worker.pace", f"value 0 {milliseconds}") if milliseconds else self.disarm("worker.pace")
 
     def rank_pids(self, job_id):
         return {int(rank.get("rank", 0)): int(rank.get("pid", 0)) for rank in self.job(job_id).get("ranks", [])}

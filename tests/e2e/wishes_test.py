@@ -150,18 +150,9 @@ class WishesTest(cluster.ClusterTest):
 
     def test_full_disk_lets_nothing_in_and_loses_nothing(self):
         c = self.cluster
-        points = os.path.join(c.folder, "points")
-        os.mkdir(points)
-        agent = wait_for(c.agent_pid, "the agent is there", 20)
-        c.stop_hierad()
-        os.kill(agent, signal.SIGKILL)
-        c.environment = {"HIERAD_FAILPOINTS": points}   # of hierad, agent and workers started from now on
-        c.start()
         job_id, folder = self.running(every=20, steps=500)
         c.wait_step(folder, 50)
-        free = os.path.join(points, "fs.free_bytes")
-        with open(free, "w") as file:
-            file.write("value 0 1000")
+        c.arm("fs.free_bytes", "value 0 1000")
         wait_for(lambda: "nearly full" in c.job(job_id)["note"], lambda: f"the running job says so: {c.job(job_id)}", 15)
         # Within the seconds that a look at a disk holds for.
         refused = wait_for(lambda: (lambda r: r if r.returncode == 1 else None)(c.ctl("submit", c.job_file(name="late", steps=5))), "a job is refused", 10)
@@ -170,7 +161,7 @@ class WishesTest(cluster.ClusterTest):
         wait_for(lambda: "could not be written" in cluster.read_text(log), "a save finds no room", 20)
         kept = [name for name in os.listdir(os.path.join(folder, "checkpoints")) if name.startswith("step-")]
         self.assertEqual(len(kept), 2, kept)
-        os.remove(free)
+        c.disarm("fs.free_bytes")
         c.wait_state(job_id, "SUCCEEDED")
         self.assert_steps_once(folder, 500)
         wait_for(lambda: c.ctl("submit", c.job_file(name="late", steps=5)).returncode == 0, "jobs are let in again", 10)
