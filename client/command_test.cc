@@ -120,7 +120,8 @@ class FakeControl : public v1::ControlService::Service {
       reply.set_chunk(chunk);
       writer->Write(reply);
     }
-    return grpc::Status::OK;
+    for (const v1::LogsReply& reply : log_replies) writer->Write(reply);
+    return log_status;
   }
   grpc::Status ListCheckpoints(grpc::ServerContext*, const v1::ListCheckpointsRequest*, v1::ListCheckpointsReply* reply) override {
     std::lock_guard lock(mutex);
@@ -148,6 +149,8 @@ class FakeControl : public v1::ControlService::Service {
   std::vector<v1::WatchRequest> watches;
   std::deque<std::pair<std::vector<v1::WatchReply>, grpc::Status>> watch_scripts;
   v1::LogsRequest logs_request;
+  std::vector<v1::LogsReply> log_replies;   // after the chunks
+  grpc::Status log_status;
   std::vector<std::string> log_chunks;
   std::vector<v1::CheckpointInfo> checkpoints;
   v1::NodesReply nodes;
@@ -511,6 +514,40 @@ TEST_F(CommandTest, LogsAreLinesWithoutControlCharacters) {
   std::string line;
   std::getline(lines, line);
   EXPECT_EQ(Json::parse(line)["line"], "first\tx");
+}
+
+TEST_F(CommandTest, LogsSayWhatIsMissingWhateverIsLookedFor) {
+  Serve();
+  const auto add = [&](int attempt, const std::string& chunk, const std::string& notice) {
+    v1::LogsReply& reply = control_.log_replies.emplace_back();
+    reply.set_attempt(attempt);
+    reply.set_chunk(chunk);
+    reply.set_notice(notice);
+  };
+  add(1, "needle one\nhay", "");
+  add(1, "", "---- the rest of attempt 1 is missing");
+  add(2, "needle two\n", "");
+  control_.log_status = grpc::Status(grpc::FAILED_PRECONDITION, "the rest of attempt 1 is missing");
+  EXPECT_EQ(Run({"logs", "3"}), kExitUsage);
+  EXPECT_EQ(out(), "needle one\nhay\n---- the rest of attempt 1 is missing\nneedle two\n");
+  EXPECT_THAT(err(), HasSubstr("the rest of attempt 1 is missing"));
+  EXPECT_EQ(Run({"logs", "3", "--raw"}), kExitUsage);
+  EXPECT_EQ(out(), "needle one\nhay\n---- the rest of attempt 1 is missing\nneedle two\n");
+  EXPECT_EQ(Run({"logs", "3", "--grep", "needle"}), kExitUsage);
+  EXPECT_EQ(out(), "needle one\n---- the rest of attempt 1 is missing\nneedle two\n");
+  EXPECT_EQ(Run({"logs", "3", "--attempt", "2", "--grep", "needle"}), kExitUsage);
+  EXPECT_EQ(control_.logs_request.attempt(), 2);
+  EXPECT_EQ(Run({"logs", "3", "-o", "json"}), kExitUsage);
+  std::istringstream lines(out());
+  std::string line;
+  std::vector<Json> all;
+  while (std::getline(lines, line)) all.push_back(Json::parse(line));
+  ASSERT_EQ(all.size(), 5u);   // the error is the last
+  EXPECT_EQ(all[1]["notice"], false);
+  EXPECT_EQ(all[1]["attempt"], 1);
+  EXPECT_EQ(all[2]["notice"], true);
+  EXPECT_EQ(all[2]["line"], "---- the rest of attempt 1 is missing");
+  EXPECT_EQ(all[3]["attempt"], 2);
 }
 
 TEST_F(CommandTest, CancelSaysWhatHappens) {

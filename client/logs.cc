@@ -2,6 +2,7 @@
 #include <optional>
 #include <regex>
 
+#include "base/attempt_log.h"
 #include "base/text.h"
 #include "client/commands.h"
 #include "client/job_json.h"
@@ -25,13 +26,6 @@ int64_t TimeOfLine(const std::string& line) {
   return int64_t(::timegm(&parts)) * 1000 + millis;
 }
 
-// Of the agent's line at the head of each attempt, "---- job 7, attempt 2, rank 0, ..."; 0: another line.
-int AttemptOfLine(const std::string& line) {
-  unsigned long long job = 0;
-  int attempt = 0;
-  return std::sscanf(line.c_str(), "---- job %llu, attempt %d,", &job, &attempt) == 2 ? attempt : 0;
-}
-
 // Which lines are wanted. What has no time of its own (a trace below an error) goes with the line before it.
 class LineFilter {
  public:
@@ -51,11 +45,12 @@ class LineFilter {
   }
 
   bool Wants(const std::string& line) {
-    if (const int attempt = AttemptOfLine(line)) attempt_ = attempt;
+    if (const auto attempt = ParseAttemptLine(line)) attempt_ = attempt->attempt;
     if (const int64_t time = TimeOfLine(line); time != 0 && since_ms_ != 0) in_time_ = time >= since_ms_;
     if (attempt_wanted_ != 0 && attempt_ != attempt_wanted_) return false;
     return in_time_ && (!grep_ || std::regex_search(line.substr(0, kMatchedBytes), *grep_));
   }
+  void Begin(int attempt) { attempt_ = attempt; }   // the lines that follow are of it
   int attempt() const { return attempt_; }
 
  private:
@@ -73,10 +68,12 @@ class LinePrinter {
   LinePrinter(const LogsOptions& options, LineFilter filter, const Context& context)
       : options_(options), filter_(std::move(filter)), context_(context) {}
 
-  void Add(const std::string& chunk) {
+  void Add(int attempt, const std::string& chunk) {
+    if (attempt != 0) filter_.Begin(attempt);
     const bool all = options_.attempt == 0 && options_.since_s == 0 && options_.grep.empty();
     if (options_.raw && !context_.json && all) {
       *context_.out << chunk;
+      mid_line_ = !chunk.empty() && chunk.back() != '\n';
     } else {
       for (const char c : chunk) {
         if (c == '\n' || held_.size() >= kLineBytes) Flush();
@@ -86,25 +83,35 @@ class LinePrinter {
     context_.out->flush();
   }
 
+  // What is missing is said whatever is looked for.
+  void AddNotice(int attempt, const std::string& notice) {
+    End();
+    filter_.Begin(attempt);
+    if (mid_line_) *context_.out << "\n";
+    mid_line_ = false;
+    Print(notice, true);
+    context_.out->flush();
+  }
+
   void End() {
     if (!held_.empty()) Flush();
   }
 
  private:
   void Flush() {
-    if (filter_.Wants(held_)) Print();
+    if (filter_.Wants(held_)) Print(held_, false);
     held_.clear();
   }
 
-  void Print() {
+  void Print(const std::string& text, bool notice) {
     if (context_.json) {
-      *context_.out << JsonText({{"rank", options_.rank}, {"attempt", filter_.attempt()}, {"line", held_}});
-    } else if (options_.raw) {
-      *context_.out << held_ << "\n";
+      *context_.out << JsonText({{"rank", options_.rank}, {"attempt", filter_.attempt()}, {"line", text}, {"notice", notice}});
+    } else if (options_.raw && !notice) {
+      *context_.out << text << "\n";
     } else {
       // A tab is harmless and common in logs.
       std::string line;
-      for (const std::string& part : Split(held_, '\t')) line += (line.empty() ? "" : "\t") + PrintableSentence(part, 2 * kLineBytes);
+      for (const std::string& part : Split(text, '\t')) line += (line.empty() ? "" : "\t") + PrintableSentence(part, 2 * kLineBytes);
       *context_.out << line << "\n";
     }
   }
@@ -113,6 +120,7 @@ class LinePrinter {
   LineFilter filter_;
   const Context& context_;
   std::string held_;
+  bool mid_line_ = false;   // of what was printed as it came
 };
 
 }  // namespace
@@ -128,10 +136,11 @@ int Logs(uint64_t job_id, const LogsOptions& options, const Context& context) {
   request.set_rank(options.rank);
   request.set_follow(options.follow);
   request.set_tail_lines(options.tail_lines);
+  request.set_attempt(options.attempt);
   const auto reader = (*connection)->stub().Logs(&call, request);
   LinePrinter printer(options, *std::move(filter), context);
   v1::LogsReply reply;
-  while (reader->Read(&reply)) printer.Add(reply.chunk());
+  while (reader->Read(&reply)) reply.notice().empty() ? printer.Add(reply.attempt(), reply.chunk()) : printer.AddNotice(reply.attempt(), reply.notice());
   printer.End();
   const grpc::Status status = reader->Finish();
   return status.ok() ? kExitOk : Fail((*connection)->ErrorFrom(status), context);

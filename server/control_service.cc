@@ -233,37 +233,36 @@ grpc::Status ControlService::Logs(grpc::ServerContext* context, const v1::LogsRe
   StreamSlot slot(this);
   if (!slot.status().ok()) return ToRpc(slot.status());
   if (absl::Status own = CheckOwn(*context, request->job_id()); !own.ok()) return ToRpc(own);
-  const auto get = [&] { return Await<v1::Job>([&](auto done) { coordinator_->Get(request->job_id(), done); }); };
-  auto job = get();
+  auto job = Await<v1::Job>([&](auto done) { coordinator_->Get(request->job_id(), done); });
   if (!job.ok()) return ToRpc(job.status());
   const int ranks = job->spec().resources().ranks();
   if (request->rank() < 0 || request->rank() >= ranks) {
     return ToRpc(absl::InvalidArgumentError(absl::StrCat("rank: job ", request->job_id(), " has ranks 0 to ", ranks - 1, ", not ", request->rank())));
   }
+  if (request->attempt() < 0) return ToRpc(absl::InvalidArgumentError(absl::StrCat("attempt: ", request->attempt(), " is below 0")));
   const auto account = coordinator_->AccountOf(job->submitter());
   if (!account.ok()) return ToRpc(account.status());
-  RankLog log(coordinator_, *job, request->rank(), request->tail_lines(), *account);
+  RankLog log(coordinator_, *job, {request->rank(), request->tail_lines(), request->attempt(), request->follow()}, *account);
   while (true) {
-    const bool terminal = IsTerminal(job->state());   // asked before reading: what is read after it is all there is
     while (true) {
-      auto chunk = log.Read();
-      if (!chunk.ok() && absl::IsNotFound(chunk.status())) {
-        if (request->follow() && !terminal) break;
-        return ToRpc(absl::NotFoundError(absl::StrCat("rank ", request->rank(), " of job ", request->job_id(), " has no log", terminal ? "" : " yet")));
-      }
-      if (!chunk.ok()) return ToRpc(chunk.status());
-      if (chunk->empty()) break;
+      auto text = log.Read();
+      if (!text.ok()) return ToRpc(text.status());
+      if (text->empty()) break;
       v1::LogsReply reply;
-      *reply.mutable_chunk() = *std::move(chunk);
+      *reply.mutable_chunk() = std::move(text->bytes);
+      reply.set_notice(text->notice);
+      reply.set_attempt(text->attempt);
       if (!writer->Write(reply)) return grpc::Status::CANCELLED;
     }
-    if (!request->follow() || terminal) return grpc::Status::OK;
+    if (!request->follow() || log.ended()) break;
     if (!Rest(context, kLogPause)) {
       return context->IsCancelled() ? grpc::Status::CANCELLED : ToRpc(absl::UnavailableError("hierad is stopping; follow again when it is back"));
     }
-    job = get();
-    if (!job.ok()) return ToRpc(job.status());
   }
+  if (!log.missing().empty()) return ToRpc(absl::FailedPreconditionError(log.missing()));
+  if (log.found()) return grpc::Status::OK;
+  return ToRpc(absl::NotFoundError(absl::StrCat("rank ", request->rank(), " of job ", request->job_id(), " has no log",
+                                                request->attempt() > 0 ? absl::StrCat(" of attempt ", request->attempt()) : "", IsTerminal(job->state()) ? "" : " yet")));
 }
 
 grpc::Status ControlService::Cancel(grpc::ServerContext* context, const v1::CancelRequest* request, v1::Job* reply) {

@@ -13,9 +13,14 @@
 namespace hierad {
 namespace {
 
-absl::Status Stopped() { return absl::UnavailableError("hierad is stopping; try again when it is back"); }
-
 absl::Status KeyOfAnother() { return absl::AlreadyExistsError("client_key: another user's job has it; choose another (hierctl does by itself)"); }
+
+// Names of nodes have no spaces.
+std::string NodesOf(const JobRow& row) {
+  std::string nodes;
+  for (const RankRow& rank : row.ranks) absl::StrAppend(&nodes, nodes.empty() ? "" : " ", rank.node);
+  return nodes;
+}
 
 absl::Status NoSuchJob(uint64_t job_id) { return absl::NotFoundError(absl::StrCat("there is no job ", job_id)); }
 
@@ -91,12 +96,6 @@ void Coordinator::Post(std::function<void()> work, std::function<void()> refuse)
   if (refuse) refuse();
 }
 
-template <typename T>
-void Coordinator::Ask(Reply<T> reply, std::function<absl::StatusOr<T>()> answer) {
-  Post([this, reply, answer] { AfterCommit([reply, answer](const absl::Status&) { reply(answer()); }); },
-       [reply] { reply(Stopped()); });
-}
-
 void Coordinator::Run() {
   while (true) {
     Turn();
@@ -104,7 +103,7 @@ void Coordinator::Run() {
     if (stopped_ && inbox_.empty()) break;
     if (!stopped_) wake_.wait_for(lock, NextWake(), [this] { return stopped_ || !inbox_.empty(); });
   }
-  for (Parked& parked : std::exchange(parked_, {})) parked.reply(Stopped());
+  for (Parked& parked : std::exchange(parked_, {})) parked.reply(StoppedError());
 }
 
 void Coordinator::Stop() {
@@ -120,8 +119,8 @@ void Coordinator::BeginDrain() {
 void Coordinator::EndSessions() {
   Post([this] {
     AfterCommit([this](const absl::Status&) {
-      for (auto& [id, session] : agents_) session.link->Close(Stopped());
-      for (auto& [id, session] : workers_) session.link->Close(Stopped());
+      for (auto& [id, session] : agents_) session.link->Close(StoppedError());
+      for (auto& [id, session] : workers_) session.link->Close(StoppedError());
     });
   });
 }
@@ -282,7 +281,7 @@ void Coordinator::Change(LiveJob* job, const JobEvent& event) {
     SetKillTime(job);
   }
   if (step.attempt_over) {
-    attempts_.push_back({row.id, row.attempt, row.started_ms, unix_ms_, step.attempt_reason, step.attempt_message, row.step});
+    attempts_.push_back({row.id, row.attempt, row.started_ms, unix_ms_, step.attempt_reason, step.attempt_message, row.step, NodesOf(row)});
     job->retry_due = now_ + std::chrono::milliseconds(std::max<int64_t>(0, row.retry_at_ms - unix_ms_));
     job->samples_per_s = 0;
     if (row.state == v1::QUEUED) {
@@ -333,7 +332,7 @@ void Coordinator::Submit(v1::SubmitRequest request, std::string submitter, absl:
       id = stored->value_or(0);
     }
     if (id == 0) {
-      if (draining_) return refuse(Stopped());
+      if (draining_) return refuse(StoppedError());
       if (!folder_check.ok()) return refuse(folder_check);
       if (jobs_.size() >= limits::kQueuedJobs) {
         return refuse(absl::ResourceExhaustedError(absl::StrCat("the queue is full: ", jobs_.size(), " jobs, at most ", limits::kQueuedJobs,
@@ -381,7 +380,7 @@ void Coordinator::Submit(v1::SubmitRequest request, std::string submitter, absl:
       reply(std::move(answer));
     });
   };
-  Post(std::move(work), [reply] { reply(Stopped()); });
+  Post(std::move(work), [reply] { reply(StoppedError()); });
 }
 
 void Coordinator::FindByClientKey(std::string key, std::string submitter, Reply<v1::SubmitReply> reply) {
@@ -487,7 +486,7 @@ void Coordinator::Watch(WatchPlace place, Reply<WatchView> reply) {
       [this, place, reply] {
         AfterCommit([this, place, reply](const absl::Status&) { parked_.push_back({place, now_ + kWatchPoll, reply}); });
       },
-      [reply] { reply(Stopped()); });
+      [reply] { reply(StoppedError()); });
 }
 
 void Coordinator::Look(Reply<Overview> reply) {

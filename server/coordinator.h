@@ -69,17 +69,14 @@ struct WatchPlace {
   int64_t after_step = 0;            // of the first message
 };
 
-// Where to read on in the log of a job's rank.
-struct LogPlace {
-  uint64_t job_id = 0;
-  int rank = 0;
-  int64_t offset = 0;
-  uint64_t tail_lines = 0;   // not 0: instead of the offset
-  std::string node;          // that the offset is of; empty: any
+// Which node a rank of a job was on, attempt by attempt.
+struct LogAttempt {
+  int attempt = 0;
+  std::string node;   // empty: not known, or it never began
 };
-struct LogAnswer {
-  v1::LogPiece piece;
-  std::string node;
+struct LogAttempts {
+  std::vector<LogAttempt> attempts;   // oldest first
+  bool terminal = false;              // the job has ended: there will be no others
 };
 
 // For the exporter: jobs (live ones first, then recently ended ones, kMetricJobs in all), nodes and totals.
@@ -151,8 +148,10 @@ class Coordinator {
   void ForgetCheckpoints(uint64_t job_id, Reply<v1::Job> reply);
   void ListCheckpoints(uint64_t job_id, Reply<v1::ListCheckpointsReply> reply);
   void Nodes(Reply<v1::NodesReply> reply);
-  // From the agent of the rank's node. Unavailable: it does not answer. A piece may say that there is no log.
-  void ReadLog(LogPlace place, Reply<LogAnswer> reply);
+  // Those that began after the attempt `known`.
+  void AttemptsOf(uint64_t job_id, int rank, int known, Reply<LogAttempts> reply);
+  // From the agent of `node`; hierad gives the number. Unavailable: it does not answer. A piece may say that there is no log.
+  void ReadLog(std::string node, v1::LogWanted wanted, Reply<v1::LogPiece> reply);
   void Watch(WatchPlace place, Reply<WatchView> reply);
   void Look(Reply<Overview> reply);
 
@@ -169,8 +168,12 @@ class Coordinator {
   Coordinator(CoordinatorOptions options, std::unique_ptr<Store> store, const Clock* clock);
   absl::Status Recover();
   void Post(std::function<void()> work, std::function<void()> refuse = nullptr);
+  static absl::Status StoppedError() { return absl::UnavailableError("hierad is stopping; try again when it is back"); }
+  // Answers after the commit of the turn.
   template <typename T>
-  void Ask(Reply<T> reply, std::function<absl::StatusOr<T>()> answer);
+  void Ask(Reply<T> reply, std::function<absl::StatusOr<T>()> answer) {
+    Post([this, reply, answer] { AfterCommit([reply, answer](const absl::Status&) { reply(answer()); }); }, [reply] { reply(StoppedError()); });
+  }
   void AfterCommit(std::function<void(const absl::Status&)> work) { after_commit_.push_back(std::move(work)); }
 
   // coordinator.cc: the turn.
@@ -222,7 +225,7 @@ class Coordinator {
   void SendWorker(WorkerSession* session);
 
   // coordinator_logs.cc: logs that only agents can read.
-  void AskForLog(LogPlace place, const Reply<LogAnswer>& reply);
+  void AskForLog(const std::string& name, const v1::LogWanted& wanted, const Reply<v1::LogPiece>& reply);
   void TakeLogPieces(Node* node, const v1::AgentReport& report);
   void GiveUpLogs();
   static void AddLogsWanted(const Node& node, v1::AgentOrders* orders);

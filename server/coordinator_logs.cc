@@ -2,50 +2,54 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_split.h"
 #include "base/limits.h"
+#include "base/text.h"
 #include "server/coordinator.h"
 
 namespace hierad {
 
-void Coordinator::ReadLog(LogPlace place, Reply<LogAnswer> reply) {
-  Post([this, place = std::move(place), reply]() mutable { AskForLog(std::move(place), reply); },
-       [reply] { reply(absl::UnavailableError("hierad is stopping; try again when it is back")); });
+void Coordinator::AttemptsOf(uint64_t job_id, int rank, int known, Reply<LogAttempts> reply) {
+  Ask<LogAttempts>(reply, [this, job_id, rank, known]() -> absl::StatusOr<LogAttempts> {
+    std::optional<JobRow> stored;
+    const LiveJob* live = Find(job_id);
+    if (live == nullptr) {
+      auto row = store_->Load(job_id);
+      if (!row.ok()) return row.status();
+      if (!*row) return absl::NotFoundError(absl::StrCat("there is no job ", job_id));
+      stored = **std::move(row);
+    }
+    const JobRow& row = live != nullptr ? live->row : *stored;
+    LogAttempts answer;
+    answer.terminal = IsTerminal(row.state);
+    if (row.attempt <= known) return answer;
+    auto past = store_->Attempts(job_id);
+    if (!past.ok()) return past.status();
+    for (const AttemptRow& attempt : *past) {
+      if (attempt.attempt <= known || attempt.attempt >= row.attempt) continue;
+      const std::vector<std::string> nodes = absl::StrSplit(attempt.nodes, ' ', absl::SkipEmpty());
+      answer.attempts.push_back({attempt.attempt, rank < static_cast<int>(nodes.size()) ? nodes[rank] : ""});
+    }
+    answer.attempts.push_back({row.attempt, rank < static_cast<int>(row.ranks.size()) ? row.ranks[rank].node : ""});
+    return answer;
+  });
 }
 
-void Coordinator::AskForLog(LogPlace place, const Reply<LogAnswer>& reply) {
-  std::optional<JobRow> stored;
-  const LiveJob* live = Find(place.job_id);
-  if (live == nullptr) {
-    auto row = store_->Load(place.job_id);
-    if (!row.ok()) return reply(row.status());
-    stored = *std::move(row);
-  }
-  LogAnswer missing;
-  missing.piece.set_missing(true);
-  if (live == nullptr && !stored) return reply(missing);
-  const JobRow& row = live != nullptr ? live->row : *stored;
-  if (place.rank < 0 || place.rank >= static_cast<int>(row.ranks.size())) return reply(missing);   // no attempt has begun
-  const std::string& name = row.ranks[place.rank].node;
+void Coordinator::ReadLog(std::string node, v1::LogWanted wanted, Reply<v1::LogPiece> reply) {
+  Post([this, node = std::move(node), wanted = std::move(wanted), reply] { AskForLog(node, wanted, reply); },
+       [reply] { reply(StoppedError()); });
+}
+
+void Coordinator::AskForLog(const std::string& name, const v1::LogWanted& wanted, const Reply<v1::LogPiece>& reply) {
   const auto found = nodes_.find(name);
-  if (found == nodes_.end() || found->second.session == 0) {
-    return reply(absl::UnavailableError(absl::StrCat("the log of rank ", place.rank, " is on node ", name, ", which is not connected")));
-  }
+  if (found == nodes_.end() || found->second.session == 0) return reply(absl::UnavailableError(absl::StrCat("node ", Printable(name), " is not connected")));
   Node& node = found->second;
   if (node.log_reads.size() >= kLogReads) return reply(absl::ResourceExhaustedError(absl::StrCat("at most ", kLogReads, " logs of node ", name, " are read at a time")));
   LogRead& read = node.log_reads[++log_reads_];
+  read.wanted = wanted;
   read.wanted.set_id(log_reads_);
-  read.wanted.set_job_id(row.id);
-  read.wanted.set_rank(place.rank);
-  read.wanted.set_run_folder(row.run_folder);
-  read.wanted.set_user(row.submitter);
-  // What was read of another node's file says nothing of this one's.
-  read.wanted.set_offset(place.node.empty() || place.node == name ? place.offset : 0);
-  read.wanted.set_tail_lines(place.tail_lines);
   read.until = now_ + kLogWait;
-  read.reply = [reply, name](absl::StatusOr<v1::LogPiece> piece) {
-    if (!piece.ok()) return reply(piece.status());
-    reply(LogAnswer{*std::move(piece), name});
-  };
+  read.reply = reply;
   node.orders_due = true;
 }
 
@@ -70,7 +74,7 @@ void Coordinator::GiveUpLogs() {
       const auto reply = std::move(read->second.reply);
       read = node.log_reads.erase(read);
       node.orders_due = true;
-      reply(absl::UnavailableError(absl::StrCat("the agent of node ", name, ", where the log is, does not answer")));
+      reply(absl::UnavailableError(absl::StrCat("the agent of node ", name, " does not answer")));
     }
   }
 }

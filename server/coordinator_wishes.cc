@@ -13,8 +13,6 @@
 namespace hierad {
 namespace {
 
-absl::Status Stopped() { return absl::UnavailableError("hierad is stopping; try again when it is back"); }
-
 absl::Status NotNow(const LiveJob& job, const std::string& what) {
   return absl::FailedPreconditionError(absl::StrCat("job ", job.row.id, " is ", v1::JobState_Name(job.row.state), "; ", what));
 }
@@ -41,7 +39,7 @@ void Coordinator::Act(uint64_t job_id, std::function<absl::Status(LiveJob*)> act
           reply(ViewOf(job_id));
         });
       },
-      [reply] { reply(Stopped()); });
+      [reply] { reply(StoppedError()); });
 }
 
 void Coordinator::Cancel(uint64_t job_id, bool now, Reply<v1::Job> reply) {
@@ -131,7 +129,7 @@ void Coordinator::DrainNode(std::string node, bool drained, Reply<v1::NodesReply
           reply(NodesNow());
         });
       },
-      [reply] { reply(Stopped()); });
+      [reply] { reply(StoppedError()); });
 }
 
 void Coordinator::ForgetCheckpoints(uint64_t job_id, Reply<v1::Job> reply) {

@@ -5,6 +5,7 @@
 #include <string>
 
 #include "absl/strings/str_cat.h"
+#include "base/attempt_log.h"
 #include "base/limits.h"
 #include "base/text.h"
 
@@ -48,8 +49,9 @@ absl::Status CheckAgentReport(const v1::AgentReport& report) {
   }
   if (report.log_pieces_size() > kLogPieces) return Bad(absl::StrCat(report.log_pieces_size(), " pieces of logs, at most ", kLogPieces));
   for (const v1::LogPiece& piece : report.log_pieces()) {
-    if (piece.offset() < 0 || piece.bytes().size() > size_t{limits::kLogChunkBytes} || piece.problem().size() > size_t{4 * limits::kMessageBytes}) {
-      return Bad("a piece of a log with an illegal offset or length");
+    if (piece.offset() < 0 || piece.bytes().size() > size_t{limits::kLogChunkBytes} || piece.problem().size() > size_t{4 * limits::kMessageBytes} ||
+        piece.head().size() > kLogHeadBytes) {
+      return Bad("a piece of a log with an illegal place or length");
     }
   }
   std::set<std::string> ids;

@@ -74,3 +74,6 @@ CREATE TABLE failures (
 ) WITHOUT ROWID;
 -- Nodes that get no more work.
 CREATE TABLE drained (node TEXT PRIMARY KEY) WITHOUT ROWID;
+-- version 3
+-- Of the ranks of an attempt, in their order, with a space between.
+ALTER TABLE attempts ADD COLUMN nodes TEXT NOT NULL DEFAULT '';

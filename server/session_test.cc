@@ -387,51 +387,52 @@ TEST_F(GpuFaultTest, FaultsOfOtherTimesAndCardsExplainNothing) {
   EXPECT_EQ(Get(id_).reason(), v1::REASON_CRASHED);
 }
 
-TEST_F(SessionTest, LogsThatAreNotHereComeFromTheirNode) {
+TEST_F(SessionTest, PiecesOfLogsComeFromTheirNode) {
   FakeNode* node = AddNode("n", 1);
   const uint64_t id = Submit("k");
-  std::optional<absl::StatusOr<LogAnswer>> answer;
-  const auto ask = [&](LogPlace place) {
+  std::optional<absl::StatusOr<v1::LogPiece>> answer;
+  const auto ask = [&](const std::string& name) {
     answer.reset();
-    coordinator_->ReadLog(place, [&](auto reply) { answer = std::move(reply); });
+    v1::LogWanted wanted;
+    wanted.set_job_id(id);
+    wanted.set_attempt(1);
+    wanted.set_offset(100);
+    wanted.set_head("head");
+    coordinator_->ReadLog(name, wanted, [&](auto reply) { answer = std::move(reply); });
     Settle();
   };
-  ask({id, 0, 100, 0, "n"});
+  ask("n");
   ASSERT_FALSE(answer.has_value());
   v1::LogWanted wanted = node->link->sent.back().logs(0);
   EXPECT_EQ(wanted.job_id(), id);
   EXPECT_EQ(wanted.offset(), 100);
-  EXPECT_EQ(wanted.user(), "me");
-  EXPECT_THAT(wanted.run_folder(), HasSubstr("/runs/"));
+  EXPECT_EQ(wanted.head(), "head");
   v1::LogPiece& piece = node->log_pieces.emplace_back();
   piece.set_id(wanted.id());
-  piece.set_offset(100);
   piece.set_bytes("words");
   node->Report();
   node->Report();   // said again: nobody asks any more
   Settle();
   ASSERT_TRUE(answer.has_value() && answer->ok());
-  EXPECT_EQ((*answer)->piece.bytes(), "words");
-  EXPECT_EQ((*answer)->node, "n");
+  EXPECT_EQ((*answer)->bytes(), "words");
   EXPECT_EQ(node->link->sent.back().logs_size(), 0);
   node->log_pieces.clear();
 
-  ask({id, 0, 100, 0, "another"});   // whose file was another one
-  EXPECT_EQ(node->link->sent.back().logs(0).offset(), 0);
+  ask("n");
   Pass(11);
   ASSERT_TRUE(answer.has_value());
   EXPECT_TRUE(absl::IsUnavailable(answer->status())) << "an agent that does not know of logs";
   EXPECT_EQ(node->link->sent.back().logs_size(), 0);
 
-  ask({id, 1, 0, 0, ""});
-  ASSERT_TRUE(answer.has_value() && answer->ok());
-  EXPECT_TRUE((*answer)->piece.missing()) << "no such rank";
-  ask({id, 0, 0, 0, ""});
+  ask("nowhere");
+  ASSERT_TRUE(answer.has_value());
+  EXPECT_THAT(std::string(answer->status().message()), HasSubstr("node nowhere is not connected"));
+  ask("n");
   node->Disconnect();
   Settle();
   ASSERT_TRUE(answer.has_value());
   EXPECT_THAT(std::string(answer->status().message()), HasSubstr("node n"));
-  ask({id, 0, 0, 0, ""});
+  ask("n");
   ASSERT_TRUE(answer.has_value());
   EXPECT_THAT(std::string(answer->status().message()), HasSubstr("not connected"));
 }

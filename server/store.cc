@@ -266,8 +266,8 @@ absl::Status Store::WriteJob(const StoreBatch::Job& job) {
 }
 
 absl::Status Store::WriteAttempt(const AttemptRow& a) {
-  Statement write(this, "INSERT OR REPLACE INTO attempts VALUES (?,?,?,?,?,?,?)");
-  write.Bind(a.job_id).Bind(a.attempt).Bind(a.started_ms).Bind(a.ended_ms).Bind(a.reason).Bind(a.message).Bind(a.step);
+  Statement write(this, "INSERT OR REPLACE INTO attempts VALUES (?,?,?,?,?,?,?,?)");
+  write.Bind(a.job_id).Bind(a.attempt).Bind(a.started_ms).Bind(a.ended_ms).Bind(a.reason).Bind(a.message).Bind(a.step).Bind(a.nodes);
   return write.Finish("cannot write");
 }
 
@@ -379,7 +379,7 @@ absl::StatusOr<std::vector<JobRow>> Store::List(const ListFilter& filter) {
 
 absl::StatusOr<std::vector<AttemptRow>> Store::Attempts(uint64_t job_id) {
   std::vector<AttemptRow> rows;
-  Statement select(this, "SELECT attempt, started_ms, ended_ms, reason, message, step FROM attempts WHERE job_id = ? ORDER BY attempt");
+  Statement select(this, "SELECT attempt, started_ms, ended_ms, reason, message, step, nodes FROM attempts WHERE job_id = ? ORDER BY attempt");
   select.Bind(static_cast<int64_t>(job_id));
   while (select.Next()) {
     AttemptRow& row = rows.emplace_back();
@@ -390,6 +390,7 @@ absl::StatusOr<std::vector<AttemptRow>> Store::Attempts(uint64_t job_id) {
     row.reason = static_cast<v1::Reason>(select.Int());
     row.message = select.Text();
     row.step = select.Int();
+    row.nodes = select.Text();
   }
   if (absl::Status s = select.Finish("cannot read"); !s.ok()) return s;
   return rows;

@@ -26,6 +26,7 @@ struct AttemptRow {
   v1::Reason reason = v1::REASON_UNSPECIFIED;
   std::string message;
   int64_t step = 0;
+  std::string nodes;   // of its ranks, in their order, with a space between; empty: it did not begin, or an older hierad kept none
 };
 
 // One transaction: all or nothing.

@@ -165,12 +165,13 @@ TEST_F(StoreTest, AttemptsAreKept) {
   const JobRow row = Row(1);
   StoreBatch batch;
   batch.jobs.push_back({&row});
-  batch.attempts.push_back({1, 1, 10, 20, v1::REASON_CRASHED, "boom", 5});
+  batch.attempts.push_back({1, 1, 10, 20, v1::REASON_CRASHED, "boom", 5, "a b"});
   ASSERT_TRUE(store->Commit(batch).ok());
   auto attempts = store->Attempts(1);
   ASSERT_EQ(attempts->size(), 1u);
   EXPECT_EQ(attempts->front().message, "boom");
   EXPECT_EQ(attempts->front().step, 5);
+  EXPECT_EQ(attempts->front().nodes, "a b");
 }
 
 TEST_F(StoreTest, EpochsGrowAcrossStarts) {

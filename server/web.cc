@@ -94,14 +94,14 @@ WebAnswer AnswerLog(const WebSources& s, const v1::Job& job, const std::string& 
   if (rank < 0 || rank >= job.spec().resources().ranks()) return Refusal(400, absl::StrCat("rank: job ", job.id(), " has ranks 0 to ", job.spec().resources().ranks() - 1));
   const auto account = s.coordinator->AccountOf(job.submitter());
   if (!account.ok()) return Refusal(account.status());
-  RankLog log(s.coordinator, job, rank, kLogLines, *account);
+  RankLog log(s.coordinator, job, {.rank = rank, .tail_lines = kLogLines}, *account);
   std::string text;
   while (true) {
-    auto chunk = log.Read();
-    if (!chunk.ok() && absl::IsNotFound(chunk.status())) break;
-    if (!chunk.ok()) return Refusal(chunk.status());
-    if (chunk->empty()) break;
-    text += *chunk;
+    auto next = log.Read();
+    if (!next.ok()) return Refusal(next.status());
+    if (next->empty()) break;
+    if (!next->notice.empty()) absl::StrAppend(&text, text.empty() || text.back() == '\n' ? "" : "\n", next->notice, "\n");
+    text += next->bytes;
     if (text.size() > kLogBytes) text.erase(0, text.size() - kLogBytes);
   }
   return JsonAnswer({{"text", text}});

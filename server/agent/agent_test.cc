@@ -317,10 +317,15 @@ TEST_F(AgentTest, TheLogOfARankIsRotatedOnce) {
   std::error_code error;
   std::filesystem::resize_file(Path("run/rank-0.log"), uint64_t(limits::kLogFileBytes) + 1, error);   // a hole takes no room
   ASSERT_FALSE(error) << error.message();
-  ASSERT_TRUE(Eventually([this] { return std::filesystem::file_size(Path("run/rank-0.log")) == 0; }));
+  const std::string head = "---- job 7, attempt 1, rank 0, cpu-0, ";
+  const auto begun_anew = [&](const std::string& end) {
+    const std::string log = Read("run/rank-0.log");
+    return log.rfind(head, 0) == 0 && log.ends_with(end) && log.find('\0') == std::string::npos;
+  };
+  ASSERT_TRUE(Eventually([&] { return begun_anew(", continued\n"); })) << "the log says whose it is";
   EXPECT_EQ(std::filesystem::file_size(Path("run/rank-0.log.1")), uint64_t(limits::kLogFileBytes) + 1);
   Write("run/go", "");
-  EXPECT_TRUE(Eventually([this] { return Read("run/rank-0.log") == "late\n"; })) << Read("run/rank-0.log");
+  EXPECT_TRUE(Eventually([&] { return begun_anew(", continued\nlate\n"); })) << Read("run/rank-0.log");
 }
 
 TEST_F(AgentTest, RankOfAnotherAccountHasItsRightsOnly) {

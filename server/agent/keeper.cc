@@ -21,6 +21,7 @@
 #include <string>
 #include <system_error>
 
+#include "base/attempt_log.h"
 #include "base/clock.h"
 #include "base/failpoint.h"
 #include "base/fs.h"
@@ -50,6 +51,7 @@ class Keeper {
   struct Options {
     std::string name, worker, account, cgroup_home;
     int64_t memory_max = 0;
+    int64_t log_bytes = 0;   // of rank-N.log, then it is emptied
   };
   explicit Keeper(Options options) : options_(std::move(options)), name_(options_.name), worker_(options_.worker) {}
   int Run();
@@ -64,7 +66,8 @@ class Keeper {
   void ReadControl();
   void Accept();
   void OnTick();
-  void RotateLog();
+  bool RotateLog();
+  absl::Status BeginLog(bool continued);
   bool Reap();
   void KillTree();
   void RecordEnd();
@@ -175,20 +178,18 @@ absl::Status Keeper::OpenLog() {
                    "output.folder: cannot make the run's folder: " + std::string(made.message()));
   }
   const FilesAs rights(account_);
-  const std::string path = JoinPath(folder, "rank-" + std::to_string(assignment_.rank()) + ".log");
+  const std::string path = RankLogPath(folder, assignment_.rank());
   log_ = UniqueFd(open(path.c_str(), O_RDWR | O_CREAT | O_APPEND | O_CLOEXEC | O_NOFOLLOW, 0644));
   if (!log_) {
     return ErrorOf(v1::REASON_USER_ERROR, "output.folder: cannot write the log " + path + ": " + ErrnoText(errno));
   }
   RotateLog();
-  char when[32] = "";
-  const std::time_t seconds = Clock::System().UnixMs() / 1000;
-  std::tm parts{};
-  std::strftime(when, sizeof when, "%Y-%m-%d %H:%M:%S UTC", gmtime_r(&seconds, &parts));
-  const std::string line = "---- job " + std::to_string(assignment_.job_id()) + ", attempt " +
-                           std::to_string(assignment_.attempt()) + ", rank " +
-                           std::to_string(assignment_.rank()) + ", " + assignment_.slot().id() + ", " + when + "\n";
-  RETURN_IF_ERROR(WriteAll(log_.get(), line, path));
+  return BeginLog(false);
+}
+
+absl::Status Keeper::BeginLog(bool continued) {
+  RETURN_IF_ERROR(WriteAll(log_.get(), AttemptLineText(assignment_.job_id(), assignment_.attempt(), assignment_.rank(), assignment_.slot().id(),
+                                                       Clock::System().UnixMs(), continued) + "\n", "the log"));
   struct stat info {};
   fstat(log_.get(), &info);
   log_start_ = info.st_size;
@@ -302,7 +303,7 @@ void Keeper::OnTick() {
   if (Now() >= next_sample_) {
     next_sample_ = Now() + kTick;
     oom_.Sample();
-    RotateLog();
+    if (RotateLog()) (void)BeginLog(true);
   }
   if (kill_at_ && Now() >= *kill_at_ && !wait_status_) {
     KillTree();
@@ -312,19 +313,19 @@ void Keeper::OnTick() {
   if (!control_ && access(RanksPath(".sock").c_str(), F_OK) != 0) agent_lost_ = true;
 }
 
-// The worker's descriptor cannot be exchanged: the file is copied away and emptied (it is written by appending).
-void Keeper::RotateLog() {
+// The worker's descriptor cannot be exchanged: the file is copied away and emptied (it is written by appending). True: it was.
+bool Keeper::RotateLog() {
   struct stat info {};
-  if (fstat(log_.get(), &info) != 0 || info.st_size <= limits::kLogFileBytes) return;
+  if (fstat(log_.get(), &info) != 0 || info.st_size <= options_.log_bytes) return false;
   const FilesAs rights(account_);
-  const std::string path = JoinPath(assignment_.run_folder(), "rank-" + std::to_string(assignment_.rank()) + ".log.1");
+  const std::string path = RankLogPath(assignment_.run_folder(), assignment_.rank()) + ".1";
   const UniqueFd old(open(path.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC | O_NOFOLLOW, 0644));
   char buffer[65536];
   off_t at = 0;
   for (ssize_t n; old && (n = pread(log_.get(), buffer, sizeof buffer, at)) > 0; at += n) {
     if (!WriteAll(old.get(), std::string_view(buffer, size_t(n)), path).ok()) break;
   }
-  if (ftruncate(log_.get(), 0) == 0) log_start_ = 0;
+  return ftruncate(log_.get(), 0) == 0;
 }
 
 // Collects ended children; false when there are no children left.
@@ -389,14 +390,14 @@ void Keeper::Send() {
 }  // namespace
 
 int KeeperMain(int argc, char** argv) {
-  if (argc != 7 || !RankName::Parse(argv[2])) {
+  if (argc != 8 || !RankName::Parse(argv[2])) {
     std::fprintf(stderr, "hierad-agent: --keeper is for the agent's own use\n");
     return 1;
   }
   prctl(PR_SET_NAME, "hierad-keeper");   // exec of /proc/self/exe named it "exe"
   close_range(kKeeperRanksFd + 1, ~0U, 0);
   for (const int fd : {kKeeperControlFd, kKeeperAssignmentFd, kKeeperRanksFd}) fcntl(fd, F_SETFD, FD_CLOEXEC);
-  return Keeper({argv[2], argv[3], argv[4], argv[5], std::atoll(argv[6])}).Run();
+  return Keeper({argv[2], argv[3], argv[4], argv[5], std::atoll(argv[6]), std::atoll(argv[7])}).Run();
 }
 
 }  // namespace hierad

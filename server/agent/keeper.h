@@ -24,8 +24,8 @@ inline constexpr int kKeeperRanksFd = 5;       // folder of NAME.sock and NAME.e
 inline constexpr int kWorkerAssignmentFd = 3;  // where the worker finds its Assignment
 inline constexpr int kKeeperMessageBytes = 64 << 10;   // a RankProcess with its last words, many times over
 
-// argv: hierad-agent --keeper NAME WORKER ACCOUNT CGROUP_HOME MEMORY_MAX, where ACCOUNT and CGROUP_HOME may be empty and
-// MEMORY_MAX 0. The environment is the worker's. Returns the exit status.
+// argv: hierad-agent --keeper NAME WORKER ACCOUNT CGROUP_HOME MEMORY_MAX LOG_BYTES, where ACCOUNT and CGROUP_HOME may be empty and
+// MEMORY_MAX 0; a log of more than LOG_BYTES is emptied. The environment is the worker's. Returns the exit status.
 int KeeperMain(int argc, char** argv);
 
 }  // namespace hierad

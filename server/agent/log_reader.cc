@@ -1,18 +1,10 @@
 #include "server/agent/log_reader.h"
 
-#include <fcntl.h>
-#include <sys/stat.h>
-#include <unistd.h>
-
 #include <algorithm>
-#include <cerrno>
 #include <string>
 #include <utility>
 
-#include "base/fs.h"
-#include "base/limits.h"
-#include "base/log_tail.h"
-#include "base/status.h"
+#include "base/attempt_log.h"
 
 namespace hierad {
 
@@ -27,20 +19,15 @@ v1::LogPiece ReadLogPiece(const v1::LogWanted& wanted, const RankRights& rights)
   const auto account = AccountFor(rights, wanted.user());
   if (!account.ok()) return failed(account.status());
   const FilesAs files(*account);
-  const std::string path = JoinPath(wanted.run_folder(), "rank-" + std::to_string(wanted.rank()) + ".log");
-  // No link: the folder belongs to the job's user.
-  const UniqueFd fd(open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK));
-  struct stat info;
-  if (!fd || fstat(fd.get(), &info) != 0) return failed(ErrnoStatus(errno, "cannot read the log", path));
-  if (!S_ISREG(info.st_mode)) return failed(absl::FailedPreconditionError("\"" + Printable(path) + "\" is not a file"));
-  int64_t offset = wanted.tail_lines() > 0 ? TailOffset(fd.get(), info.st_size, wanted.tail_lines()) : wanted.offset();
-  if (offset > info.st_size) offset = 0;   // it was rotated, or is of another attempt
-  std::string bytes(size_t(limits::kLogChunkBytes), '\0');
-  const ssize_t got = pread(fd.get(), bytes.data(), bytes.size(), offset);
-  if (got < 0) return failed(ErrnoStatus(errno, "cannot read the log", path));
-  bytes.resize(size_t(got));
-  piece.set_offset(offset);
-  piece.set_bytes(std::move(bytes));
+  LogAsk ask{wanted.job_id(), wanted.attempt(), wanted.find(), {wanted.head(), wanted.offset()}, wanted.tail_lines()};
+  auto slice = ReadAttemptLog(wanted.run_folder(), wanted.rank(), ask);
+  if (!slice.ok()) return failed(slice.status());
+  piece.set_head(std::move(slice->at.head));
+  piece.set_offset(slice->at.offset);
+  piece.set_bytes(std::move(slice->bytes));
+  piece.set_ended(slice->ended);
+  piece.set_gap(slice->gap);
+  piece.set_lines(slice->lines);
   return piece;
 }
 

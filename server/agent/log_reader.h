@@ -14,8 +14,7 @@
 
 namespace hierad {
 
-// The piece that `wanted` names, read with the rights of the rank's account: from its offset on, or of a log that has become shorter from
-// its beginning; of the last lines, if those are asked for.
+// The piece that `wanted` names (base/attempt_log.h), read with the rights of the rank's account.
 v1::LogPiece ReadLogPiece(const v1::LogWanted& wanted, const RankRights& rights);
 
 class LogReader {

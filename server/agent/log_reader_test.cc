@@ -8,6 +8,7 @@
 #include <fstream>
 #include <string>
 
+#include "base/attempt_log.h"
 #include "base/limits.h"
 
 namespace hierad {
@@ -21,6 +22,8 @@ class LogReaderTest : public testing::Test {
     std::string path = testing::TempDir() + "/log_reader_XXXXXX";
     folder_ = mkdtemp(path.data());
     wanted_.set_id(1);
+    wanted_.set_job_id(7);
+    wanted_.set_attempt(2);
     wanted_.set_run_folder(folder_);
     wanted_.set_user("root");
   }
@@ -33,29 +36,37 @@ class LogReaderTest : public testing::Test {
   const RankRights rights_{"", true};
 };
 
-TEST_F(LogReaderTest, PiecesFollowEachOtherAndARotatedLogBeginsAnew) {
+TEST_F(LogReaderTest, PiecesFollowEachOther) {
+  wanted_.set_find(true);
   EXPECT_TRUE(Read().missing());
-  const std::string text(size_t(limits::kLogChunkBytes) + 10, 'x');
-  Write(text);
-  v1::LogPiece piece = Read();
-  EXPECT_EQ(piece.bytes().size(), size_t(limits::kLogChunkBytes));
-  wanted_.set_offset(piece.offset() + int64_t(piece.bytes().size()));
-  EXPECT_EQ(Read().bytes(), std::string(10, 'x'));
-  wanted_.set_offset(int64_t(text.size()));
-  EXPECT_EQ(Read().bytes(), "");
-  EXPECT_EQ(Read().problem(), "");
-  Write("anew\n");
-  piece = Read();
-  EXPECT_EQ(piece.offset(), 0);
-  EXPECT_EQ(piece.bytes(), "anew\n");
+  std::string text = "---- job 7, attempt 2, rank 0, cpu-0, now\n";
+  while (text.size() <= size_t(limits::kLogChunkBytes)) text += std::string(99, 'x') + "\n";
+  Write(text + "---- job 7, attempt 3, rank 0, cpu-0, now\n");
+  std::string read;
+  for (int pieces = 0; pieces < 3; ++pieces) {
+    const v1::LogPiece piece = Read();
+    EXPECT_EQ(piece.problem(), "");
+    EXPECT_EQ(piece.offset(), int64_t(read.size()));
+    EXPECT_EQ(piece.head(), text.substr(0, kLogHeadBytes));
+    EXPECT_EQ(piece.ended(), pieces > 0);
+    read += piece.bytes();
+    wanted_.set_find(false);
+    wanted_.set_head(piece.head());
+    wanted_.set_offset(piece.offset() + int64_t(piece.bytes().size()));
+  }
+  EXPECT_EQ(read, text);
+  wanted_.set_head("another file");
+  EXPECT_TRUE(Read().gap());
 }
 
 TEST_F(LogReaderTest, TheLastLinesAndNoLinks) {
   Write("one\ntwo\nthree\n");
+  wanted_.set_find(true);
   wanted_.set_tail_lines(2);
   const v1::LogPiece piece = Read();
   EXPECT_EQ(piece.bytes(), "two\nthree\n");
   EXPECT_EQ(piece.offset(), 4);
+  EXPECT_EQ(piece.lines(), 2u);
   std::filesystem::remove(folder_ + "/rank-0.log");
   std::filesystem::create_symlink("/etc/passwd", folder_ + "/rank-0.log");
   EXPECT_THAT(Read().problem(), HasSubstr("rank-0.log"));
@@ -65,6 +76,7 @@ TEST_F(LogReaderTest, TheLastLinesAndNoLinks) {
 
 TEST_F(LogReaderTest, PiecesAreReportedUntilTheyAreNoLongerWanted) {
   Write("words\n");
+  wanted_.set_find(true);
   std::mutex mutex;
   std::condition_variable changed;
   int ready = 0;

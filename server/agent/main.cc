@@ -18,6 +18,7 @@
 #include "CLI/CLI.hpp"
 #include "base/channel/certificates.h"
 #include "base/fs.h"
+#include "base/limits.h"
 #include "base/log_format.h"
 #include "base/service_notify.h"
 #include "base/status.h"
@@ -38,6 +39,7 @@ struct Flags {
   std::string server, node, state, worker, address, certificates, worker_certificates, worker_user, gpus = "auto", lifetime = "service", root_ranks = "refuse";
   int cpu_slots = -1;
   double memory_max_gib = 0;
+  int64_t log_bytes = limits::kLogFileBytes;
 };
 
 std::string HostName() {
@@ -115,6 +117,7 @@ absl::Status ChooseRights(const Flags& flags, Ranks::Options* ranks) {
                                          "hierad-agent as root");
   }
   if (geteuid() == 0 && ranks->rights.root_allowed) spdlog::warn("ranks of jobs that root submits run as root (--root-ranks allow)");
+  ranks->log_bytes = flags.log_bytes;
   ranks->memory_max = int64_t(flags.memory_max_gib * double(int64_t{1} << 30));
   auto home = FindCgroupHome();
   if (home.ok()) {
@@ -186,6 +189,8 @@ int Main(int argc, char** argv) {
       ->check(CLI::IsMember({"refuse", "allow"}))->capture_default_str();
   app.add_option("--memory-max", flags.memory_max_gib, "GiB of memory of each rank, by its control group; default: no limit")
       ->check(CLI::Range(0.0, 1e6));
+  app.add_option("--log-bytes", flags.log_bytes, "A rank's log of more bytes is moved to rank-N.log.1 and begun anew")
+      ->check(CLI::Range(int64_t{4096}, int64_t{1} << 40))->capture_default_str();
   app.add_option("--address", flags.address,
                  "Where ranks of this node listen for those of other nodes; default: the address on the way to hierad");
   app.add_option("--state", flags.state, "Folder of this agent alone; made if missing")->required();

@@ -239,9 +239,9 @@ absl::StatusOr<UniqueFd> Ranks::SpawnKeeper(const RankName& name, const v1::Assi
   posix_spawnattr_setflags(&attributes, POSIX_SPAWN_SETSIGMASK | POSIX_SPAWN_SETSID);
 
   const std::string text = name.ToString();
-  const std::string account_name = account ? account->name : "", memory_max = std::to_string(options_.memory_max);
+  const std::string account_name = account ? account->name : "", memory_max = std::to_string(options_.memory_max), log_bytes = std::to_string(options_.log_bytes);
   const char* arguments[] = {"hierad-agent", "--keeper", text.c_str(), options_.worker.c_str(), account_name.c_str(),
-                             options_.cgroup_home.c_str(), memory_max.c_str(), nullptr};
+                             options_.cgroup_home.c_str(), memory_max.c_str(), log_bytes.c_str(), nullptr};
   std::vector<std::string> environment = RankEnvironment(assignment, Marker(name), environ, account);
   std::vector<char*> variables;
   for (std::string& variable : environment) variables.push_back(variable.data());

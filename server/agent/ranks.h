@@ -18,6 +18,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "base/fs.h"
+#include "base/limits.h"
 #include "hierad/v1/agent.pb.h"
 #include "base/account.h"
 #include "server/agent/rank_name.h"
@@ -35,6 +36,7 @@ class Ranks {
     RankRights rights;         // whose account ranks run as
     std::string cgroup_home;   // where ranks get control groups; empty: they get none
     int64_t memory_max = 0;    // bytes of each rank's group; 0: no limit
+    int64_t log_bytes = limits::kLogFileBytes;   // of rank-N.log, before it is moved aside
     std::string address;       // of this node, for ranks of other nodes; empty: the one on the way to `server`
   };
 

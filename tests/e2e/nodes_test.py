@@ -5,6 +5,7 @@ the system lets this process make them. Elsewhere agents dial hierad through a r
 """
 import hashlib
 import os
+import re
 import shutil
 import signal
 import socket
@@ -76,7 +77,7 @@ class Relay:
 
 
 class Node:
-    def __init__(self, owner, name, slots=1, prefix=(), server=None, certificates=None):
+    def __init__(self, owner, name, slots=1, prefix=(), server=None, certificates=None, flags=()):
         self.name, self.state = name, os.path.join(owner.folder, "agent-" + name)
         self.log = os.path.join(owner.folder, f"agent-{name}.log")
         self.relay = None
@@ -84,7 +85,7 @@ class Node:
             self.relay = Relay(os.path.join(owner.folder, name + ".sock"), owner.server[len("unix:"):])
             server = "unix:" + self.relay.path
         self.command = [*prefix, os.path.join(BIN, "hierad-agent"), "--server", server, "--node", name,
-                        "--state", self.state, "--cpu-slots", str(slots), "--gpus", "none", "--root-ranks", "allow"]
+                        "--state", self.state, "--cpu-slots", str(slots), "--gpus", "none", "--root-ranks", "allow", *map(str, flags)]
         if certificates:
             self.command += ["--certificates", f"{certificates}/agent-{name}", "--worker-certificates", f"{certificates}/worker-all"]
         with open(self.log, "a") as log:
@@ -249,14 +250,17 @@ class NodesTest(unittest.TestCase):
         self.assertEqual(across, self.alone(c))
         print("ran: a gang over TLS, " + ("two network namespaces" if made else "two processes"), file=sys.stderr)
 
-    def test_logs_of_a_node_without_shared_storage_come_from_its_agent(self):
+    def alone_storage(self, c):
+        """The prefix of an agent that, with its ranks, sees another, empty folder where hierad has its runs."""
         if subprocess.run(["unshare", "--mount", "mount", "-t", "tmpfs", "tmpfs", "/mnt"], capture_output=True).returncode != 0:
             self.skipTest("no mounts are allowed here")
-        c = self.start()
         runs = os.path.join(c.state, "runs")
         os.makedirs(runs, exist_ok=True)
-        # The agent and its ranks see another, empty folder where hierad has its runs.
-        c.add("far", prefix=("unshare", "--mount", "sh", "-c", f'mount -t tmpfs tmpfs {runs} && exec "$0" "$@"'))
+        return ("unshare", "--mount", "sh", "-c", f'mount -t tmpfs tmpfs {runs} && exec "$0" "$@"')
+
+    def test_logs_of_a_node_without_shared_storage_come_from_its_agent(self):
+        c = self.start()
+        c.add("far", prefix=self.alone_storage(c))
         job_id = c.submit(steps=1500, ranks=1)
         c.wait_state(job_id, "RUNNING")
         self.assertFalse(os.path.exists(os.path.join(c.run_folder(job_id), "rank-0.log")))
@@ -272,6 +276,86 @@ class NodesTest(unittest.TestCase):
         c.nodes["far"].kill()
         gone = cluster.wait_for(lambda: (result := c.ctl("logs", job_id)).returncode != 0 and result, "the node is missed")
         self.assertIn("far", gone.stderr)
+
+    def test_logs_of_attempts_on_nodes_without_shared_storage(self):
+        c = self.start()
+        prefix = self.alone_storage(c)
+        c.pace(10)
+        c.add("a", prefix=prefix, flags=("--log-bytes", 4096))
+        job_id = c.submit("--set", "output.log_level=debug", steps=1000000, every=1000000, ranks=1)   # a checkpoint would tie it to its node
+        pieces = {}
+
+        def written(name):
+            """What the node keeps of the rank's log, the rotated piece first."""
+            folder = f"/proc/{c.nodes[name].process.pid}/root{c.run_folder(job_id)}"
+            pieces[name] = [read_text(os.path.join(folder, "rank-0.log" + end)) for end in (".1", "")]
+            return "".join(pieces[name])
+
+        followed = tempfile.TemporaryFile("w+")
+        self.addCleanup(followed.close)
+        follower = subprocess.Popen([os.path.join(BIN, "hierctl"), "logs", str(job_id), "--follow"], stdout=followed, stderr=subprocess.STDOUT,
+                                    env={**os.environ, "HIERAD_SERVER": c.server}, stdin=subprocess.DEVNULL)
+        self.addCleanup(follower.kill)
+
+        def rotated(name):
+            written(name)
+            return pieces[name][0] and pieces[name][1]
+
+        c.wait_state(job_id, "RUNNING")
+        wait_for(lambda: rotated("a"), "the log is rotated", 60)
+        # The next attempt goes elsewhere, while the first node is still there.
+        c.ctl("drain", "a")
+        c.add("b", prefix=prefix, flags=("--log-bytes", 4096))
+        os.kill(c.rank_pids(job_id)[0], signal.SIGKILL)
+        wait_for(lambda: int(c.job(job_id)["attempt"]) == 2 and c.job(job_id)["state"] == "RUNNING", lambda: f"attempt 2\n{c.logs(job_id)}")
+        self.assertEqual(c.job(job_id)["ranks"][0]["node"], "b")
+        wait_for(lambda: rotated("b"), "the log is rotated there too", 60)
+        self.assertEqual(c.ctl("cancel", job_id).returncode, 0)
+        c.wait_state(job_id, "CANCELLED")
+
+        parts, head = [], "---- job {}, attempt {}, rank 0, "
+        for attempt, name in ((1, "a"), (2, "b")):
+            text = written(name)
+            if not (first := text.partition("\n")[0]).startswith(head.format(job_id, attempt)) or first.endswith(", continued"):
+                parts.append(f"---- first lines of attempt {attempt} of rank 0 are gone: newer ones have taken their place (hierad-agent --log-bytes)\n")
+            parts.append(text)
+        whole = c.ctl("logs", job_id)
+        self.assertEqual(whole.returncode, 0, whole.stderr)
+        self.assertEqual(whole.stdout, "".join(parts))
+        self.assertFalse(os.path.exists(os.path.join(c.run_folder(job_id), "rank-0.log")), "hierad itself sees none of it")
+        # Who has followed has seen every line, those that are gone now too.
+        self.assertEqual(follower.wait(60 * cluster.slowness()), 0)
+        followed.seek(0)
+        seen = followed.read()
+        self.assertNotIn("gone", seen)
+        self.assertNotIn("missing", seen)
+        for attempt in (1, 2):
+            self.assertIn(head.format(job_id, attempt), seen)
+        steps = [int(step) for step in re.findall(r" step (\d+): loss", seen)]
+        again = steps.index(1, 1)   # nothing is shared, so the second attempt begins anew
+        self.assertEqual(steps, list(range(1, again + 1)) + list(range(1, len(steps) - again + 1)))
+        self.assertTrue(seen.endswith(pieces["b"][1]), "to the last line")
+
+        lines = whole.stdout.splitlines()
+        self.assertEqual(c.ctl("logs", job_id, "--tail", 3).stdout.splitlines(), lines[-3:])
+        of_b = parts[-1].count("\n")
+        self.assertEqual(c.ctl("logs", job_id, "--tail", of_b + 2).stdout.splitlines()[:2], parts[-2 if len(parts) == 2 else parts.index(pieces["a"][0] + pieces["a"][1])].splitlines()[-2:])
+        self.assertEqual(c.ctl("logs", job_id, "--attempt", 1).stdout, "".join(parts[:parts.index(pieces["a"][0] + pieces["a"][1]) + 1]))
+        found = c.ctl("logs", job_id, "--grep", "---- job|first lines").stdout.splitlines()
+        self.assertEqual(found, [line for line in lines if line.startswith("---- ")])
+        self.assertIn(lines[-1], c.ctl("logs", job_id, "--since", "1h").stdout.splitlines())
+        self.assertEqual([line for line in c.ctl("logs", job_id, "--since", "1s").stdout.splitlines() if " step " in line], [])
+
+        # A node that is gone: what it had is named at its place, and the rest is there.
+        c.nodes["a"].kill()
+        wait_for(lambda: not c.node("a").get("connected"), "the node is missed", 20)
+        partly = c.ctl("logs", job_id)
+        self.assertEqual(partly.returncode, 1)
+        words = "attempt 1 of rank 0, which ran on node a, is missing: node a is not connected"
+        self.assertEqual(partly.stdout.splitlines()[0], "---- " + words)
+        self.assertTrue(partly.stdout.endswith(parts[-1]))
+        self.assertEqual(partly.stderr, f"hierctl: {words}\n")
+        self.assertEqual(c.ctl("logs", job_id, "--attempt", 2).returncode, 0)
 
     def test_an_agent_that_loses_hierad_keeps_its_ranks(self):
         c = self.start(node_lost_after=20)

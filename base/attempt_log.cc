@@ -1,0 +1,259 @@
+#include "base/attempt_log.h"
+
+#include <fcntl.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstdio>
+#include <ctime>
+#include <vector>
+
+#include "base/fs.h"
+#include "base/limits.h"
+#include "base/status.h"
+#include "base/text.h"
+
+namespace hierad {
+namespace {
+
+constexpr std::string_view kMark = "---- job ";
+constexpr size_t kLineBytes = 512;         // a longer one is no attempt's
+constexpr size_t kBlockBytes = 256 << 10;
+constexpr int kTries = 5;                  // the log is emptied once in 256 MiB
+
+// One file of the log, open.
+struct File {
+  UniqueFd fd;
+  int64_t size = 0;
+  std::string head;
+
+  bool Holds(const LogCursor& cursor) const {
+    return !cursor.head.empty() && head.compare(0, cursor.head.size(), cursor.head) == 0 && cursor.offset <= size;
+  }
+};
+
+std::string HeadOf(int fd) {
+  std::string head(kLogHeadBytes, '\0');
+  const ssize_t got = pread(fd, head.data(), head.size(), 0);
+  head.resize(size_t(std::max<ssize_t>(0, got)));
+  return head;
+}
+
+absl::StatusOr<File> Open(const std::string& path) {
+  File file{UniqueFd(open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK)), 0, ""};
+  struct stat info;
+  if (!file.fd || fstat(file.fd.get(), &info) != 0) return ErrnoStatus(errno, "cannot read the log", path);
+  if (!S_ISREG(info.st_mode)) return absl::FailedPreconditionError("\"" + Printable(path) + "\" is not a file");
+  file.size = info.st_size;
+  file.head = HeadOf(file.fd.get());
+  return file;
+}
+
+// Where the last `lines` lines of [begin, end) begin, and how many they are; an unfinished last one counts.
+struct Tail {
+  int64_t offset;
+  uint64_t lines;
+};
+Tail TailOf(int fd, int64_t begin, int64_t end, uint64_t lines) {
+  std::string block(kBlockBytes, '\0');
+  uint64_t seen = 0;
+  for (int64_t stop = end; stop > begin;) {
+    const int64_t start = std::max(begin, stop - int64_t(block.size()));
+    const ssize_t got = pread(fd, block.data(), size_t(stop - start), start);
+    if (got <= 0) return {start, seen};
+    for (int64_t i = got - 1; i >= 0; --i) {
+      if (block[size_t(i)] != '\n' || start + i == end - 1) continue;   // the last byte ends the last line
+      if (++seen == lines) return {start + i + 1, lines};
+    }
+    stop = start;
+  }
+  return {begin, end > begin ? seen + 1 : 0};
+}
+
+struct Mark {
+  int64_t offset;
+  AttemptLine line;
+};
+// The first attempt's line at or after `offset`. What the file has not yet of a line is taken for none.
+std::optional<Mark> NextMark(const File& file, int64_t offset) {
+  std::string block;
+  for (int64_t start = std::max<int64_t>(0, offset - 1); start < file.size;) {
+    block.resize(size_t(std::min<int64_t>(kBlockBytes, file.size - start)));
+    const ssize_t got = pread(file.fd.get(), block.data(), block.size(), start);
+    if (got <= 0) return std::nullopt;
+    block.resize(size_t(got));
+    for (size_t at = block.find(kMark); at != std::string::npos; at = block.find(kMark, at + 1)) {
+      const bool line_begins = at == 0 ? start == 0 : block[at - 1] == '\n';
+      if (!line_begins || start + int64_t(at) < offset) continue;
+      const size_t end = block.find('\n', at);
+      const bool whole = end != std::string::npos || start + got == file.size;
+      if (!whole) continue;   // it comes again with the next block
+      const std::string_view line = std::string_view(block).substr(at, end == std::string::npos ? end : end - at);
+      if (const auto parsed = ParseAttemptLine(line)) return Mark{start + int64_t(at), *parsed};
+    }
+    if (start + got >= file.size) break;
+    start += std::max<int64_t>(1, got - int64_t(kLineBytes) - 1);
+  }
+  return std::nullopt;
+}
+
+// A place in the files: which, and where in it.
+struct Place {
+  size_t file = 0;
+  int64_t offset = 0;
+};
+
+class Reader {
+ public:
+  Reader(std::vector<File> files, const LogAsk& ask) : files_(std::move(files)), ask_(ask) {}
+
+  absl::StatusOr<LogSlice> Read() const {
+    const std::optional<Place> from = Locate(ask_.from);
+    if (ask_.find) {
+      auto found = Find(from);
+      return from && absl::IsNotFound(found.status()) ? Find(std::nullopt) : found;
+    }
+    if (from) return Slice(*from);
+    // The file that it was in is gone: all that there is, is newer.
+    auto rest = Find(std::nullopt);
+    if (rest.ok()) rest->gap = true;
+    if (!absl::IsNotFound(rest.status())) return rest;
+    LogSlice nothing;
+    nothing.at = ask_.from;
+    nothing.ended = nothing.gap = files_.front().size > 0;
+    return nothing;
+  }
+
+ private:
+  bool Ours(const AttemptLine& line) const { return line.job_id == ask_.job_id && line.attempt == ask_.attempt; }
+
+  std::optional<Place> Locate(const LogCursor& cursor) const {
+    for (size_t i = files_.size(); i-- > 0;) {
+      if (files_[i].Holds(cursor)) return Place{i, cursor.offset};
+    }
+    return std::nullopt;
+  }
+
+  // The next attempt's line at or after a place.
+  std::optional<std::pair<Place, AttemptLine>> Next(Place place) const {
+    for (; place.file < files_.size(); ++place.file, place.offset = 0) {
+      if (const auto mark = NextMark(files_[place.file], place.offset)) return std::pair(Place{place.file, mark->offset}, mark->line);
+    }
+    return std::nullopt;
+  }
+
+  absl::StatusOr<LogSlice> Find(const std::optional<Place>& from) const {
+    std::optional<Place> start;
+    bool gap = false;
+    Place at = from.value_or(Place());
+    auto next = Next(at);
+    // What stands before the first such line goes with it.
+    if (!from && (!next || Ours(next->second)) && files_.front().size > 0) {
+      start = Place();
+      gap = next && (next->second.continued || next->first.file > 0 || next->first.offset > 0);
+    }
+    for (; !start && next; next = Next({next->first.file, next->first.offset + 1})) {
+      if (!Ours(next->second)) continue;
+      start = next->first;
+      gap = next->second.continued;
+    }
+    if (!start) return absl::NotFoundError("no line of attempt " + std::to_string(ask_.attempt) + " is in the log");
+    if (ask_.tail_lines == 0) {
+      ASSIGN_OR_RETURN(LogSlice slice, Slice(*start));
+      slice.gap = gap;
+      return slice;
+    }
+    const Place end = EndOf(*start);
+    uint64_t lines = 0;
+    Place tail = end;
+    for (size_t i = end.file + 1; i-- > start->file && lines < ask_.tail_lines;) {
+      const Tail found = TailOf(files_[i].fd.get(), i == start->file ? start->offset : 0, i == end.file ? end.offset : files_[i].size, ask_.tail_lines - lines);
+      lines += found.lines;
+      tail = {i, found.offset};
+    }
+    ASSIGN_OR_RETURN(LogSlice slice, Slice(tail));
+    slice.lines = lines;
+    slice.gap = gap && lines < ask_.tail_lines;
+    return slice;
+  }
+
+  // Where another attempt's lines follow, or the log ends.
+  Place EndOf(const Place& start) const {
+    for (auto next = Next({start.file, start.offset + 1}); next; next = Next({next->first.file, next->first.offset + 1})) {
+      if (!Ours(next->second)) return next->first;
+    }
+    return {files_.size() - 1, files_.back().size};
+  }
+
+  absl::StatusOr<LogSlice> Slice(Place place) const {
+    if (place.offset == files_[place.file].size && place.file + 1 < files_.size() && files_[place.file + 1].size > 0) place = {place.file + 1, 0};
+    const File& file = files_[place.file];
+    LogSlice slice;
+    slice.at = {file.head, place.offset};
+    slice.bytes.resize(size_t(std::min<int64_t>(limits::kLogChunkBytes, file.size - place.offset)));
+    const ssize_t got = pread(file.fd.get(), slice.bytes.data(), slice.bytes.size(), place.offset);
+    if (got < 0) return ErrnoStatus(errno, "cannot read", "the log");
+    slice.bytes.resize(size_t(got));
+    // Whole lines, so that no attempt's line is cut in two.
+    const size_t last = slice.bytes.rfind('\n');
+    if (place.offset + got < file.size && last != std::string::npos) slice.bytes.resize(last + 1);
+    for (auto mark = NextMark(file, place.offset); mark && mark->offset < place.offset + int64_t(slice.bytes.size()); mark = NextMark(file, mark->offset + 1)) {
+      if (Ours(mark->line)) continue;
+      slice.bytes.resize(size_t(mark->offset - place.offset));
+      slice.ended = true;
+      break;
+    }
+    return slice;
+  }
+
+  const std::vector<File> files_;   // oldest first
+  const LogAsk& ask_;
+};
+
+}  // namespace
+
+std::string RankLogPath(const std::string& run_folder, int rank) { return JoinPath(run_folder, "rank-" + std::to_string(rank) + ".log"); }
+
+std::string AttemptLineText(uint64_t job_id, int attempt, int rank, const std::string& slot, int64_t unix_ms, bool continued) {
+  char when[32] = "";
+  const std::time_t seconds = unix_ms / 1000;
+  std::tm parts{};
+  std::strftime(when, sizeof when, "%Y-%m-%d %H:%M:%S UTC", gmtime_r(&seconds, &parts));
+  return std::string(kMark) + std::to_string(job_id) + ", attempt " + std::to_string(attempt) + ", rank " + std::to_string(rank) + ", " + slot + ", " + when +
+         (continued ? ", continued" : "");
+}
+
+std::optional<AttemptLine> ParseAttemptLine(std::string_view line) {
+  if (line.size() > kLineBytes || !line.starts_with(kMark)) return std::nullopt;
+  AttemptLine parsed;
+  unsigned long long job = 0;
+  int rank = 0, end = 0;
+  const std::string text(line);
+  if (std::sscanf(text.c_str(), "---- job %llu, attempt %d, rank %d,%n", &job, &parsed.attempt, &rank, &end) != 3 || end == 0) return std::nullopt;
+  parsed.job_id = job;
+  parsed.continued = line.ends_with(", continued");
+  return parsed;
+}
+
+absl::StatusOr<LogSlice> ReadAttemptLog(const std::string& run_folder, int rank, const LogAsk& ask) {
+  const std::string path = RankLogPath(run_folder, rank);
+  for (int tries = 1;; ++tries) {
+    ASSIGN_OR_RETURN(File now, Open(path));
+    auto old = Open(path + ".1");
+    if (!old.ok() && !absl::IsNotFound(old.status())) return old.status();
+    const int fd = now.fd.get();
+    const std::string head = now.head;
+    std::vector<File> files;
+    // One that begins as the log does is its copy in the making; the log itself is whole still.
+    if (old.ok() && old->size > 0 && head.compare(0, old->head.size(), old->head) != 0) files.push_back(*std::move(old));
+    files.push_back(std::move(now));
+    const Reader reader(std::move(files), ask);
+    auto slice = reader.Read();
+    // Emptied meanwhile: what was read may be of two files.
+    if (HeadOf(fd).compare(0, head.size(), head) == 0 || tries == kTries) return slice;
+  }
+}
+
+}  // namespace hierad
