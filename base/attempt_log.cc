@@ -76,24 +76,28 @@ struct Mark {
   int64_t offset;
   AttemptLine line;
 };
-// The first attempt's line at or after `offset`. What the file has not yet of a line is taken for none.
-std::optional<Mark> NextMark(const File& file, int64_t offset) {
+// The first attempt's line that is wanted and begins in [begin, end). What the file has not yet of a line is taken for none.
+template <typename Wanted>
+std::optional<Mark> FindMark(const File& file, int64_t begin, int64_t end, const Wanted& wanted) {
   std::string block;
-  for (int64_t start = std::max<int64_t>(0, offset - 1); start < file.size;) {
-    block.resize(size_t(std::min<int64_t>(kBlockBytes, file.size - start)));
+  const int64_t stop = std::min<int64_t>(file.size, end + int64_t(kLineBytes) + 1);
+  for (int64_t start = std::max<int64_t>(0, begin - 1); start < stop;) {
+    block.resize(size_t(std::min<int64_t>(kBlockBytes, stop - start)));
     const ssize_t got = pread(file.fd.get(), block.data(), block.size(), start);
     if (got <= 0) return std::nullopt;
     block.resize(size_t(got));
     for (size_t at = block.find(kMark); at != std::string::npos; at = block.find(kMark, at + 1)) {
       const bool line_begins = at == 0 ? start == 0 : block[at - 1] == '\n';
-      if (!line_begins || start + int64_t(at) < offset) continue;
-      const size_t end = block.find('\n', at);
-      const bool whole = end != std::string::npos || start + got == file.size;
+      const int64_t offset = start + int64_t(at);
+      if (!line_begins || offset < begin) continue;
+      if (offset >= end) return std::nullopt;
+      const size_t line_end = block.find('\n', at);
+      const bool whole = line_end != std::string::npos || start + got == file.size;
       if (!whole) continue;   // it comes again with the next block
-      const std::string_view line = std::string_view(block).substr(at, end == std::string::npos ? end : end - at);
-      if (const auto parsed = ParseAttemptLine(line)) return Mark{start + int64_t(at), *parsed};
+      const auto parsed = ParseAttemptLine(std::string_view(block).substr(at, line_end == std::string::npos ? line_end : line_end - at));
+      if (parsed && wanted(*parsed)) return Mark{offset, *parsed};
     }
-    if (start + got >= file.size) break;
+    if (start + got >= stop) break;
     start += std::max<int64_t>(1, got - int64_t(kLineBytes) - 1);
   }
   return std::nullopt;
@@ -136,10 +140,12 @@ class Reader {
     return std::nullopt;
   }
 
-  // The next attempt's line at or after a place.
-  std::optional<std::pair<Place, AttemptLine>> Next(Place place) const {
+  // The next attempt's line at or after a place that is wanted.
+  template <typename Wanted>
+  std::optional<std::pair<Place, AttemptLine>> Next(Place place, const Wanted& wanted) const {
     for (; place.file < files_.size(); ++place.file, place.offset = 0) {
-      if (const auto mark = NextMark(files_[place.file], place.offset)) return std::pair(Place{place.file, mark->offset}, mark->line);
+      const File& file = files_[place.file];
+      if (const auto mark = FindMark(file, place.offset, file.size, wanted)) return std::pair(Place{place.file, mark->offset}, mark->line);
     }
     return std::nullopt;
   }
@@ -147,17 +153,15 @@ class Reader {
   absl::StatusOr<LogSlice> Find(const std::optional<Place>& from) const {
     std::optional<Place> start;
     bool gap = false;
-    Place at = from.value_or(Place());
-    auto next = Next(at);
+    const Place at = from.value_or(Place());
+    const auto first = Next(at, [](const AttemptLine&) { return true; });
     // What stands before the first such line goes with it.
-    if (!from && (!next || Ours(next->second)) && files_.front().size > 0) {
+    if (!from && (!first || Ours(first->second)) && files_.front().size > 0) {
       start = Place();
-      gap = next && (next->second.continued || next->first.file > 0 || next->first.offset > 0);
-    }
-    for (; !start && next; next = Next({next->first.file, next->first.offset + 1})) {
-      if (!Ours(next->second)) continue;
-      start = next->first;
-      gap = next->second.continued;
+      gap = first && (first->second.continued || first->first.file > 0 || first->first.offset > 0);
+    } else if (const auto own = Next(at, [this](const AttemptLine& line) { return Ours(line); })) {
+      start = own->first;
+      gap = own->second.continued;
     }
     if (!start) return absl::NotFoundError("no line of attempt " + std::to_string(ask_.attempt) + " is in the log");
     if (ask_.tail_lines == 0) {
@@ -181,9 +185,8 @@ class Reader {
 
   // Where another attempt's lines follow, or the log ends.
   Place EndOf(const Place& start) const {
-    for (auto next = Next({start.file, start.offset + 1}); next; next = Next({next->first.file, next->first.offset + 1})) {
-      if (!Ours(next->second)) return next->first;
-    }
+    const auto next = Next(start, [this](const AttemptLine& line) { return !Ours(line); });
+    if (next) return next->first;
     return {files_.size() - 1, files_.back().size};
   }
 
@@ -199,11 +202,10 @@ class Reader {
     // Whole lines, so that no attempt's line is cut in two.
     const size_t last = slice.bytes.rfind('\n');
     if (place.offset + got < file.size && last != std::string::npos) slice.bytes.resize(last + 1);
-    for (auto mark = NextMark(file, place.offset); mark && mark->offset < place.offset + int64_t(slice.bytes.size()); mark = NextMark(file, mark->offset + 1)) {
-      if (Ours(mark->line)) continue;
-      slice.bytes.resize(size_t(mark->offset - place.offset));
+    const int64_t end = place.offset + int64_t(slice.bytes.size());
+    if (const auto other = FindMark(file, place.offset, end, [this](const AttemptLine& line) { return !Ours(line); })) {
+      slice.bytes.resize(size_t(other->offset - place.offset));
       slice.ended = true;
-      break;
     }
     return slice;
   }

@@ -220,6 +220,28 @@ TEST_F(AttemptLogTest, NoByteIsLostOrDoubledWhereverPiecesEnd) {
 }
 
 // Whoever submits names the run's folder: it may be another user's.
+// Bytes that this process has read so far; 0 where the system does not count them.
+int64_t BytesRead() {
+  std::ifstream io("/proc/self/io");
+  std::string key;
+  int64_t count = 0;
+  return io >> key >> count && key == "rchar:" ? count : 0;
+}
+
+TEST_F(AttemptLogTest, EachByteIsReadAFewTimesOnlyWhateverTheRankWrites) {
+  const std::string line = Head(1, true);   // a rank may print what it likes
+  std::string text = Head(1);
+  while (text.size() < (16u << 20)) text += line + "plain text\n";
+  Write(text);
+  const int64_t before = BytesRead();
+  if (before == 0) GTEST_SKIP() << "no /proc/self/io";
+  ASSERT_EQ(Whole(1), text);
+  EXPECT_LT(BytesRead() - before, 4 * int64_t(text.size()));
+  const int64_t whole = BytesRead();
+  EXPECT_EQ(Whole(1, 1), "plain text\n");
+  EXPECT_LT(BytesRead() - whole, 4 * int64_t(text.size()));
+}
+
 TEST_F(AttemptLogTest, IsReadWithTheRightsOfTheRanksAccount) {
   if (geteuid() != 0) GTEST_SKIP() << "only root can read as another account";
   const Account nobody{65534, 65534, "nobody", "/"};

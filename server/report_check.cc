@@ -49,7 +49,7 @@ absl::Status CheckAgentReport(const v1::AgentReport& report) {
   }
   if (report.log_pieces_size() > kLogPieces) return Bad(absl::StrCat(report.log_pieces_size(), " pieces of logs, at most ", kLogPieces));
   for (const v1::LogPiece& piece : report.log_pieces()) {
-    if (piece.offset() < 0 || piece.bytes().size() > size_t{limits::kLogChunkBytes} || piece.problem().size() > size_t{4 * limits::kMessageBytes} ||
+    if (piece.offset() < 0 || piece.offset() > kCounter || piece.bytes().size() > size_t{limits::kLogChunkBytes} || piece.problem().size() > size_t{4 * limits::kMessageBytes} ||
         piece.head().size() > kLogHeadBytes) {
       return Bad("a piece of a log with an illegal place or length");
     }
