@@ -2,6 +2,8 @@
 
 #include <dlfcn.h>
 
+#include <algorithm>
+#include <iterator>
 #include <map>
 #include <mutex>
 #include <thread>
@@ -64,8 +66,14 @@ constexpr Meaning kMeanings[] = {
     {119, "the card's system processor does not answer): reset the card or restart the machine"},
     {120, "the card's system processor has failed): reset the card or restart the machine"},
 };
+// A kernel's exception, a bad access, work that was stopped or cleared after those, a program that holds the card too long.
+constexpr uint64_t kOfPrograms[] = {13, 31, 43, 45, 109};
 
 }  // namespace
+
+bool IsFaultOfCard(bool double_bit, uint64_t xid) {
+  return double_bit || (xid != 0 && std::find(std::begin(kOfPrograms), std::end(kOfPrograms), xid) == std::end(kOfPrograms));
+}
 
 std::string GpuFaultWords(bool double_bit, uint64_t xid) {
   if (double_bit) return "a double-bit ECC error (memory that cannot be mended): reset the card (nvidia-smi -r) before it is used again; if it comes back, replace it";

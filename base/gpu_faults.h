@@ -18,6 +18,9 @@ struct GpuFault {
 // "Xid 79 (the GPU has fallen off the bus): ..." with what to do.
 std::string GpuFaultWords(bool double_bit, uint64_t xid);
 
+// The card is not to be trusted before it was looked after. False: an Xid that programs cause too.
+bool IsFaultOfCard(bool double_bit, uint64_t xid);
+
 class GpuFaults {
  public:
   // `on_fault` is called on a thread of its own. Null: no NVML, or no card that tells of faults.

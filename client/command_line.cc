@@ -180,7 +180,7 @@ void AddWishes(CLI::App& app, Flags* f) {
   gc->add_option("--older-than", f->garbage.older_than_days, "Only jobs that ended so many days ago")
       ->type_name("DAYS")->check(CLI::Range(0.0, 1e5))->capture_default_str();
   gc->add_flag("--whole-runs", f->garbage.whole_runs, "The whole run folders, where hierad has named them (no output.folder)");
-  for (const auto& [name, about] : {std::pair{"drain", "Place nothing more on a node; what runs there goes on"}, std::pair{"undrain", "Place work on a node again"}}) {
+  for (const auto& [name, about] : {std::pair{"drain", "Place nothing more on a node; what runs there goes on"}, std::pair{"undrain", "Place work on a node again, on cards that had a fault too"}}) {
     Command(app, name, about)->add_option("node", f->node, "The node's name")->required()->type_name("NODE");
   }
 }

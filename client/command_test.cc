@@ -570,11 +570,16 @@ TEST_F(CommandTest, NodesAndVersion) {
   node.add_slots()->mutable_slot()->set_id("cpu-0");
   node.mutable_slots(0)->set_job_id(7);
   node.add_slots()->mutable_slot()->set_id("cpu-1");
+  node.add_slots()->set_fault("Xid 79: restart\x1b the machine");
   EXPECT_EQ(Run({"nodes"}), kExitOk);
+  EXPECT_THAT(out(), HasSubstr("out of use: Xid 79: restart"));
+  EXPECT_THAT(out(), testing::Not(HasSubstr("\x1b")));
   EXPECT_THAT(out(), HasSubstr("job 7 rank 0"));
   EXPECT_THAT(out(), HasSubstr("free"));
   EXPECT_EQ(Run({"nodes", "-o", "json"}), kExitOk);
   EXPECT_TRUE(json()["nodes"][0]["slots"][1]["job_id"].is_null());
+  EXPECT_TRUE(json()["nodes"][0]["slots"][1]["fault"].is_null());
+  EXPECT_THAT(json()["nodes"][0]["slots"][2]["fault"].get<std::string>(), HasSubstr("Xid 79"));
   EXPECT_EQ(Run({"version"}), kExitOk);
   EXPECT_THAT(out(), HasSubstr("hierad  9.9.9 (abc)"));
   EXPECT_EQ(Run({"version", "-o", "json"}), kExitOk);

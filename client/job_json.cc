@@ -157,7 +157,8 @@ Json JsonOf(const v1::Node& node) {
                      {"threads", use.slot().threads()},
                      {"job_id", free ? Json(nullptr) : Json(use.job_id())},
                      {"attempt", free ? Json(nullptr) : Json(use.attempt())},
-                     {"rank", free ? Json(nullptr) : Json(use.rank())}});
+                     {"rank", free ? Json(nullptr) : Json(use.rank())},
+                     {"fault", use.fault().empty() ? Json(nullptr) : Json(use.fault())}});
   }
   return {{"name", node.name()}, {"connected", node.connected()}, {"last_seen_ms", KnownTime(node.last_seen_ms())},
           {"version", node.version()}, {"drained", node.drained()}, {"slots", std::move(slots)}};

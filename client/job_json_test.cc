@@ -54,7 +54,7 @@ TEST(JobJson, TheKeysOfAJobAreStable) {
   node.add_slots();
   EXPECT_THAT(Keys(JsonOf(node)), ElementsAre("name", "connected", "last_seen_ms", "version", "drained", "slots"));
   EXPECT_THAT(Keys(JsonOf(node)["slots"][0]),
-              ElementsAre("id", "kind", "model", "memory_bytes", "threads", "job_id", "attempt", "rank"));
+              ElementsAre("id", "kind", "model", "memory_bytes", "threads", "job_id", "attempt", "rank", "fault"));
 }
 
 TEST(JobJson, ValuesAreExactAndUnknownOnesNull) {

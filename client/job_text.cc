@@ -250,9 +250,11 @@ std::string NodeTable(const std::vector<v1::Node>& nodes, const Context& context
                                                : Painted("lost " + Ago(node.last_seen_ms(), context), Color::kRed, context.color);
     if (node.slots().empty()) table.Add({Name(node.name()), state, "-", "-", "-", "-", "no slots"});
     for (const v1::SlotUse& use : node.slots()) {
+      std::string used = use.job_id() == 0 ? "free" : "job " + std::to_string(use.job_id()) + " rank " + std::to_string(use.rank());
+      if (!use.fault().empty()) used = (use.job_id() == 0 ? "" : used + ", then ") + "out of use: " + PrintableSentence(use.fault());
       table.Add({Name(node.name()), state, Name(use.slot().id()), SlotKindName(use.slot().kind()),
                  Name(use.slot().model()), use.slot().memory_bytes() > 0 ? BytesText(use.slot().memory_bytes()) : "-",
-                 use.job_id() == 0 ? "free" : "job " + std::to_string(use.job_id()) + " rank " + std::to_string(use.rank())});
+                 used});
     }
   }
   return table.Text();

@@ -47,6 +47,9 @@ absl::Status Coordinator::Recover() {
   auto drained = store_->DrainedNodes();
   if (!drained.ok()) return drained.status();
   drained_.insert(drained->begin(), drained->end());
+  auto faulty = store_->FaultySlots();
+  if (!faulty.ok()) return faulty.status();
+  for (const FaultySlot& slot : *faulty) faults_[slot.node][slot.slot] = slot.fault;
   auto rows = store_->LoadLive();
   if (!rows.ok()) return rows.status();
   for (JobRow& row : *rows) {
@@ -471,6 +474,7 @@ v1::NodesReply Coordinator::NodesNow() {
     for (const v1::Slot& slot : node.slots) {
       v1::SlotUse* use = out->add_slots();
       *use->mutable_slot() = slot;
+      if (const auto fault = node.faults.find(slot.id()); fault != node.faults.end()) use->set_fault(fault->second);
       const auto found = used.find({name, slot.id()});
       if (found == used.end()) continue;
       use->set_job_id(found->second.first->row.id);

@@ -211,7 +211,8 @@ class Coordinator {
   // coordinator_sessions.cc: agents and workers.
   void OnAgentReport(uint64_t session, const v1::AgentReport& report);
   Node* BindNode(AgentSession* session, const v1::AgentReport& report);
-  void TakeGpuFaults(const Node& node, const v1::AgentReport& report);
+  void TakeGpuFaults(Node* node, const v1::AgentReport& report);
+  void TakeSlotOut(Node* node, const std::string& slot, const std::string& fault);
   void BlameGpu(LiveJob* job);       // for an end shortly after a fault
   void CheckRank(LiveJob* job, int rank, const Node& node, const v1::RankProcess* process, bool new_instance);
   void OnWorkerReport(uint64_t session, const v1::WorkerReport& report);
@@ -273,6 +274,7 @@ class Coordinator {
   std::chrono::nanoseconds disk_looked_{0};
   std::string disk_said_;            // the problem that the log last spoke of
   std::set<std::string> drained_;    // as stored; also nodes that are not known yet
+  std::map<std::string, std::map<std::string, std::string>> faults_;   // as stored, likewise: by node and slot, what its card had
   std::unordered_map<uint64_t, AgentSession> agents_;
   std::unordered_map<uint64_t, WorkerSession> workers_;
 

@@ -130,7 +130,8 @@ std::vector<NodeSlots> Coordinator::SlotsNow() const {
     }
     for (const v1::Slot& slot : node.slots) {
       const auto used = busy.find({name, slot.id()});
-      slots.slots.push_back({slot, used != busy.end() || occupied.count(slot.id()) != 0, used != busy.end() ? used->second : 0});
+      slots.slots.push_back({slot, used != busy.end() || occupied.count(slot.id()) != 0, node.faults.count(slot.id()) != 0,
+                             used != busy.end() ? used->second : 0});
     }
   }
   return all;

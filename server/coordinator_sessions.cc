@@ -123,6 +123,7 @@ Node* Coordinator::BindNode(AgentSession* session, const v1::AgentReport& report
   }
   Node& node = nodes_[report.node()];
   node.drained = drained_.count(report.node()) != 0;
+  if (const auto faults = faults_.find(report.node()); faults != faults_.end()) node.faults = faults->second;
   return &node;
 }
 
@@ -168,7 +169,7 @@ void Coordinator::OnAgentReport(uint64_t session_id, const v1::AgentReport& repo
     place_ = true;
     node->orders_due = true;
   }
-  TakeGpuFaults(*node, report);
+  TakeGpuFaults(node, report);
   TakeLogPieces(node, report);
   std::map<RankKey, const v1::RankProcess*> listed;
   for (const v1::RankProcess& process : node->processes) listed[{process.job_id(), process.attempt(), process.rank()}] = &process;
@@ -185,18 +186,30 @@ void Coordinator::OnAgentReport(uint64_t session_id, const v1::AgentReport& repo
   }
 }
 
-void Coordinator::TakeGpuFaults(const Node& node, const v1::AgentReport& report) {
+// A write that fails is no reason to use the card: it is out of use until a restart, at least.
+void Coordinator::TakeSlotOut(Node* node, const std::string& slot, const std::string& fault) {
+  const bool known = std::any_of(node->slots.begin(), node->slots.end(), [&slot](const v1::Slot& other) { return other.id() == slot; });
+  if (!known || node->faults.count(slot) != 0) return;
+  node->faults[slot] = faults_[node->name][slot] = fault;
+  if (absl::Status stored = store_->AddFaultySlot({node->name, slot, fault}); !stored.ok()) spdlog::error("{}", std::string(stored.message()));
+  spdlog::error("GPU {} on {} gets no more work (hierctl undrain {}, when it was mended): {}", slot, node->name, node->name, fault);
+  place_ = true;
+}
+
+void Coordinator::TakeGpuFaults(Node* node, const v1::AgentReport& report) {
   for (const v1::GpuFault& fault : report.gpu_faults()) {
     // Reported for a minute: a card that fell before the attempt began is not held against it.
     const auto at = now_ - std::chrono::milliseconds(std::min<int64_t>(fault.age_ms(), 3'600'000));
+    const std::string words = GpuFaultWords(fault.double_bit_ecc(), fault.xid());
+    if (IsFaultOfCard(fault.double_bit_ecc(), fault.xid()) && at > node->mended_at) TakeSlotOut(node, fault.slot_id(), words);
     for (uint64_t id : active_) {
       LiveJob* job = Find(id);
       for (size_t r = 0; r < job->ranks.size(); ++r) {
         RankLive& live = job->ranks[r];
         const RankRow& row = job->row.ranks[r];
-        if (row.node != node.name || row.slot.id() != fault.slot_id() || at < job->begun_at) continue;
+        if (row.node != node->name || row.slot.id() != fault.slot_id() || at < job->begun_at) continue;
         if (!live.gpu_fault.empty() && at <= live.gpu_fault_at + kGpuFaultBurst) continue;   // said again, or what followed from the first
-        live.gpu_fault = absl::StrCat("GPU ", row.slot.id(), " on ", node.name, " had ", GpuFaultWords(fault.double_bit_ecc(), fault.xid()));
+        live.gpu_fault = absl::StrCat("GPU ", row.slot.id(), " on ", node->name, " had ", words);
         spdlog::error("job {} rank {}: {}", id, r, live.gpu_fault);
         live.gpu_fault_at = at;
         ++job->version;

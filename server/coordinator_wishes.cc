@@ -112,15 +112,23 @@ void Coordinator::DrainNode(std::string node, bool drained, Reply<v1::NodesReply
   Post(
       [this, node, drained, reply] {
         absl::Status status;
-        if (nodes_.count(node) == 0 && !(drained_.count(node) != 0 && !drained)) {
+        if (nodes_.count(node) == 0 && !((drained_.count(node) != 0 || faults_.count(node) != 0) && !drained)) {
           std::string known;
           for (const auto& [name, other] : nodes_) absl::StrAppend(&known, known.empty() ? "" : ", ", name);
           status = absl::NotFoundError(absl::StrCat("there is no node \"", Printable(node, 80), "\"", known.empty() ? "" : "; known are ", known));
         }
         if (status.ok()) status = store_->SetDrained(node, drained);
+        if (status.ok() && !drained) status = store_->ForgetFaultySlots(node);
         if (status.ok()) {
           drained ? (void)drained_.insert(node) : (void)drained_.erase(node);
-          if (const auto found = nodes_.find(node); found != nodes_.end()) found->second.drained = drained;
+          if (const auto found = nodes_.find(node); found != nodes_.end()) {
+            found->second.drained = drained;
+            if (!drained) {
+              found->second.faults.clear();
+              found->second.mended_at = now_;
+            }
+          }
+          if (!drained) faults_.erase(node);
           place_ = true;
           spdlog::info("node {} is {}", node, drained ? "drained: it gets no more work" : "no longer drained");
         }

@@ -112,6 +112,8 @@ struct Node {
   bool lost = false;
   bool orders_due = false;
   bool drained = false;                     // gets no more work
+  std::map<std::string, std::string> faults;   // by slot: what its card had; it gets no more work
+  std::chrono::nanoseconds mended_at = std::chrono::nanoseconds::min();   // faults before it are over
   std::map<uint64_t, LogRead> log_reads;    // by id, oldest first
 };
 

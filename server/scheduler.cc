@@ -29,7 +29,7 @@ int HostRoom(const NodeSlots& node, int64_t bytes, Count which) {
 // Ranks of `bytes` each that a node can take.
 int Room(const NodeSlots& node, v1::Slot::Kind kind, int64_t bytes, Count which) {
   const int slots = static_cast<int>(std::count_if(node.slots.begin(), node.slots.end(), [&](const NodeSlots::Use& use) {
-    return use.slot.kind() == kind && !(which == Count::kFree && use.busy) && (kind == v1::Slot::CPU || Holds(use.slot, bytes));
+    return use.slot.kind() == kind && !use.faulty && !(which == Count::kFree && use.busy) && (kind == v1::Slot::CPU || Holds(use.slot, bytes));
   }));
   return kind == v1::Slot::CPU ? std::min(slots, HostRoom(node, bytes, which)) : slots;
 }
@@ -44,7 +44,7 @@ int64_t LargestMemory(const std::vector<NodeSlots>& nodes, v1::Slot::Kind kind) 
   for (const NodeSlots& node : nodes) {
     int64_t sum = 0;
     for (const NodeSlots::Use& use : node.slots) {
-      if (use.slot.kind() != kind) continue;
+      if (use.slot.kind() != kind || use.faulty) continue;
       sum = kind == v1::Slot::CPU ? sum + use.slot.memory_bytes() : std::max(sum, use.slot.memory_bytes());
     }
     largest = std::max(largest, sum);
@@ -71,7 +71,7 @@ v1::Slot::Kind Scheduler::KindFor(const std::string& device) const {
   if (device == "cpu") return v1::Slot::CPU;
   if (device == "cuda") return v1::Slot::CUDA;
   const bool has_gpu = std::any_of(nodes_.begin(), nodes_.end(), [](const NodeSlots& node) {
-    return node.connected && Room(node, v1::Slot::CUDA, 0, Count::kAll) > 0;
+    return node.connected && std::any_of(node.slots.begin(), node.slots.end(), [](const NodeSlots::Use& use) { return use.slot.kind() == v1::Slot::CUDA; });
   });
   return has_gpu ? v1::Slot::CUDA : v1::Slot::CPU;
 }
@@ -84,7 +84,7 @@ std::vector<Place> Scheduler::Take(const std::vector<size_t>& order, v1::Slot::K
     const size_t room = static_cast<size_t>(Room(node, kind, job.rank_bytes, Count::kFree));
     for (NodeSlots::Use& use : node.slots) {
       if (static_cast<int>(places.size()) == job.ranks || places.size() - first == room) break;
-      if (use.busy || use.slot.kind() != kind || (kind == v1::Slot::CUDA && !Holds(use.slot, job.rank_bytes))) continue;
+      if (use.busy || use.faulty || use.slot.kind() != kind || (kind == v1::Slot::CUDA && !Holds(use.slot, job.rank_bytes))) continue;
       use.busy = true;
       use.taken_bytes = job.rank_bytes;
       places.push_back({node.name, use.slot, static_cast<int>(places.size() - first), 0});
@@ -99,13 +99,14 @@ Scheduler::Decision Scheduler::Consider(const QueuedJob& job) {
     return {Verdict::kWaits, {}, absl::StrCat("is tried again in ", (job.retry_in_ms + 999) / 1000, " s")};
   }
   const v1::Slot::Kind kind = KindFor(job.device);
-  int connected = 0, known = 0, free = 0, slots = 0, free_slots = 0, drained = 0;
+  int connected = 0, known = 0, free = 0, slots = 0, free_slots = 0, drained = 0, faulty = 0;
   std::vector<size_t> order;   // connected nodes that can take a rank
   std::vector<int> free_of(nodes_.size());
   for (size_t n = 0; n < nodes_.size(); ++n) {
     const int all = Room(nodes_[n], kind, job.rank_bytes, Count::kAll), bare = Room(nodes_[n], kind, 0, Count::kAll);
     known += all;
     slots += bare;
+    faulty += static_cast<int>(std::count_if(nodes_[n].slots.begin(), nodes_[n].slots.end(), [&](const auto& use) { return use.faulty && use.slot.kind() == kind; }));
     if (!nodes_[n].connected) continue;
     ++connected;
     drained += nodes_[n].drained;
@@ -119,13 +120,15 @@ Scheduler::Decision Scheduler::Consider(const QueuedJob& job) {
     return {Verdict::kWaits, {}, "waits for an agent: none has connected yet (is hierad-agent running?)"};
   }
   const std::string wants = absl::StrCat("wants ", job.ranks, " ", Word(kind), job.ranks == 1 ? " slot" : " slots");
+  const std::string out_of_use = faulty == 0 ? "" : absl::StrCat(faulty == 1 ? "; 1 more is" : absl::StrCat("; ", faulty, " more are"),
+                                                                 " out of use for a fault of its card (hierctl nodes)");
   if (slots < job.ranks) {
-    return {Verdict::kStepsAside, {}, absl::StrCat(wants, "; all known nodes together have ", slots,
+    return {Verdict::kStepsAside, {}, absl::StrCat(wants, "; all known nodes together have ", slots, out_of_use,
                                                    ". It waits for a node with more; lower resources.ranks or cancel it")};
   }
   if (known < job.ranks) {
     const std::string enough = kind == v1::Slot::CUDA && known > 0 ? absl::StrCat(", and ", known, known == 1 ? " card has" : " cards have", " room for one") : "";
-    return {Verdict::kStepsAside, {}, absl::StrCat(MemoryWords(nodes_, kind, job), enough,
+    return {Verdict::kStepsAside, {}, absl::StrCat(MemoryWords(nodes_, kind, job), enough, out_of_use,
                                                    ". It waits for more; lower step.batch_per_rank (hierctl plan tells the largest that fits) or cancel it")};
   }
 
@@ -141,6 +144,7 @@ Scheduler::Decision Scheduler::Consider(const QueuedJob& job) {
   }
   std::string why = absl::StrCat("waits for free slots: ", wants, "; free are ",
                                  free_slots, " of ", slots, connected == 0 ? ", and no agent is connected" : "");
+  why += out_of_use;
   if (drained > 0) absl::StrAppend(&why, "; ", drained, drained == 1 ? " node is" : " nodes are", " drained");
   if (free < free_slots) absl::StrAppend(&why, "; it ", MemoryWords(nodes_, kind, job));
   return {Verdict::kWaits, {}, why};

@@ -21,6 +21,7 @@ struct NodeSlots {
   struct Use {
     v1::Slot slot;             // memory_bytes 0: not known, everything fits
     bool busy = false;
+    bool faulty = false;       // there, but nothing is put on it before it was mended: as if it were not
     int64_t taken_bytes = 0;   // by the rank on it, at least
   };
   std::vector<Use> slots;

@@ -112,6 +112,25 @@ TEST(Scheduler, AMixedNodeGivesOnlyTheCardsThatFit) {
   EXPECT_EQ(scheduler.Consider(Ask(3, "cuda", 8)).verdict, Verdict::kPlaced);
 }
 
+TEST(Scheduler, AFaultyCardIsAsIfItWereNotThere) {
+  NodeSlots node = WithMemory(Gpus("n", 2), 8);
+  node.slots[0].faulty = true;
+  node.slots[0].slot.set_memory_bytes(int64_t{80} << 30);
+  Scheduler scheduler({node});
+  EXPECT_EQ(scheduler.KindFor("auto"), v1::Slot::CUDA) << "a job that would have it does not go to the CPU";
+  const auto both = scheduler.Consider({.id = 1, .ranks = 2, .device = "cuda"});
+  EXPECT_EQ(both.verdict, Verdict::kStepsAside);
+  EXPECT_THAT(both.why, HasSubstr("together have 1; 1 more is out of use for a fault of its card (hierctl nodes). It waits"));
+  const auto large = scheduler.Consider({.id = 2, .ranks = 1, .device = "cuda", .rank_bytes = int64_t{10} << 30});
+  EXPECT_EQ(large.verdict, Verdict::kStepsAside);
+  EXPECT_THAT(large.why, testing::AllOf(HasSubstr("the largest card has 8.0 GiB"), HasSubstr("out of use")));
+  const auto one = scheduler.Consider({.id = 3, .ranks = 1, .device = "cuda"});
+  ASSERT_EQ(one.verdict, Verdict::kPlaced);
+  EXPECT_EQ(one.places[0].slot.id(), node.slots[1].slot.id());
+  node.slots[1].faulty = true;
+  EXPECT_EQ(Scheduler({node}).KindFor("auto"), v1::Slot::CUDA);
+}
+
 TEST(Scheduler, CpuRanksShareTheirNodesMemory) {
   // 4 slots of 2 GiB each: one rank may take all of it.
   const std::vector<NodeSlots> nodes = {WithMemory(Cpus("n", 4), 2)};

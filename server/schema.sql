@@ -77,3 +77,11 @@ CREATE TABLE drained (node TEXT PRIMARY KEY) WITHOUT ROWID;
 -- version 3
 -- Of the ranks of an attempt, in their order, with a space between.
 ALTER TABLE attempts ADD COLUMN nodes TEXT NOT NULL DEFAULT '';
+-- version 4
+-- Slots that get no more work: their cards had a fault.
+CREATE TABLE faulty_slots (
+  node TEXT NOT NULL,
+  slot TEXT NOT NULL,
+  fault TEXT NOT NULL,                    -- what it was, for people
+  PRIMARY KEY (node, slot)
+) WITHOUT ROWID;

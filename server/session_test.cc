@@ -387,6 +387,63 @@ TEST_F(GpuFaultTest, FaultsOfOtherTimesAndCardsExplainNothing) {
   EXPECT_EQ(Get(id_).reason(), v1::REASON_CRASHED);
 }
 
+TEST_F(GpuFaultTest, TheCardGetsNoMoreWorkUntilItsNodeIsUndrained) {
+  Begin();
+  const auto drain = [&](const std::string& name, bool drained) {
+    std::optional<absl::StatusOr<v1::NodesReply>> answer;
+    coordinator_->DrainNode(name, drained, [&](auto reply) { answer = std::move(reply); });
+    coordinator_->Turn();
+    Settle();
+    return *std::move(answer);
+  };
+  const auto fault_of = [&](int slot) {
+    std::optional<absl::StatusOr<v1::NodesReply>> answer;
+    coordinator_->Nodes([&](auto reply) { answer = std::move(reply); });
+    Settle();
+    return (*answer)->nodes(0).slots(slot).fault();
+  };
+  for (const uint64_t xid : {13, 31, 43, 45, 109}) Fault("gpu-1", xid);   // programs cause these too
+  Fault("gpu-7", 79);                                                     // no slot of the node
+  EXPECT_EQ(fault_of(1), "");
+  Fault("gpu-1", 79);
+  EXPECT_EQ(Get(id_).state(), v1::RUNNING) << "what runs there goes on";
+  EXPECT_EQ(fault_of(0), "");
+  EXPECT_THAT(fault_of(1), testing::AllOf(HasSubstr("Xid 79"), HasSubstr("restart the machine")));
+  Crash(1);
+  Pass(60);
+  EXPECT_EQ(Get(id_).state(), v1::QUEUED);
+  EXPECT_THAT(Get(id_).message(), HasSubstr("have 1; 1 more is out of use for a fault of its card"));
+  v1::JobSpec one = Spec(1);
+  one.mutable_resources()->set_device("cuda");
+  const uint64_t small = Submit("small", one);
+  EXPECT_EQ(Get(small).state(), v1::STARTING) << "it is not held up by one that wants the card";
+  EXPECT_EQ(Get(small).ranks(0).slot_id(), "gpu-0");
+  Cancel(small);
+  Pass(20);
+
+  Restart();
+  EXPECT_FALSE(drain("other", false).ok());
+  node_->Connect(coordinator_.get());
+  Settle();
+  EXPECT_THAT(fault_of(1), HasSubstr("Xid 79"));
+  EXPECT_EQ(Get(id_).state(), v1::QUEUED);
+  ASSERT_TRUE(drain("n", true).ok());
+  EXPECT_THAT(fault_of(1), HasSubstr("Xid 79")) << "only undrain puts it back";
+  ASSERT_TRUE(drain("n", false).ok());
+  EXPECT_EQ(fault_of(1), "");
+  EXPECT_EQ(Get(id_).state(), v1::STARTING);
+  Fault("gpu-1", 79, 5000);   // reported for a minute
+  EXPECT_EQ(fault_of(1), "") << "it was before the card was mended";
+  Pass(20);
+  Fault("gpu-1", 79);
+  EXPECT_THAT(fault_of(1), HasSubstr("Xid 79"));
+  Restart();   // a node that has not come back yet can be undrained too
+  ASSERT_TRUE(drain("n", false).ok());
+  node_->Connect(coordinator_.get());
+  Settle();
+  EXPECT_EQ(fault_of(1), "");
+}
+
 TEST_F(SessionTest, PiecesOfLogsComeFromTheirNode) {
   FakeNode* node = AddNode("n", 1);
   const uint64_t id = Submit("k");

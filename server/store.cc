@@ -418,6 +418,29 @@ absl::Status Store::SetDrained(const std::string& node, bool drained) {
   return change.Bind(node).Finish("cannot write");
 }
 
+absl::StatusOr<std::vector<FaultySlot>> Store::FaultySlots() {
+  std::vector<FaultySlot> slots;
+  Statement select(this, "SELECT node, slot, fault FROM faulty_slots");
+  while (select.Next()) {
+    FaultySlot& slot = slots.emplace_back();
+    slot.node = select.Text();
+    slot.slot = select.Text();
+    slot.fault = select.Text();
+  }
+  if (absl::Status s = select.Finish("cannot read"); !s.ok()) return s;
+  return slots;
+}
+
+absl::Status Store::AddFaultySlot(const FaultySlot& slot) {
+  Statement add(this, "INSERT OR REPLACE INTO faulty_slots VALUES (?,?,?)");
+  return add.Bind(slot.node).Bind(slot.slot).Bind(slot.fault).Finish("cannot write");
+}
+
+absl::Status Store::ForgetFaultySlots(const std::string& node) {
+  Statement clear(this, "DELETE FROM faulty_slots WHERE node = ?");
+  return clear.Bind(node).Finish("cannot write");
+}
+
 absl::Status Store::ForgetCheckpoints(uint64_t job_id) {
   Statement clear(this, "DELETE FROM checkpoints WHERE job_id = ?");
   return clear.Bind(static_cast<int64_t>(job_id)).Finish("cannot write");

@@ -29,6 +29,12 @@ struct AttemptRow {
   std::string nodes;   // of its ranks, in their order, with a space between; empty: it did not begin, or an older hierad kept none
 };
 
+// A slot that gets no more work.
+struct FaultySlot {
+  std::string node, slot;
+  std::string fault;   // what its card had, for people
+};
+
 // One transaction: all or nothing.
 struct StoreBatch {
   struct Job {
@@ -73,6 +79,10 @@ class Store {
   absl::StatusOr<std::vector<uint64_t>> JobsOfFolder(const std::string& run_folder);
   absl::StatusOr<std::vector<std::string>> DrainedNodes();
   absl::Status SetDrained(const std::string& node, bool drained);   // a transaction of its own
+  absl::StatusOr<std::vector<FaultySlot>> FaultySlots();
+  // Transactions of their own.
+  absl::Status AddFaultySlot(const FaultySlot& slot);
+  absl::Status ForgetFaultySlots(const std::string& node);
   absl::Status ForgetCheckpoints(uint64_t job_id);                  // a transaction of its own
   // Jobs by state, all of them.
   absl::StatusOr<std::vector<std::pair<v1::JobState, int64_t>>> CountByState();

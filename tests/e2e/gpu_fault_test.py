@@ -30,6 +30,34 @@ class GpuFaultTest(unittest.TestCase):
         for words in (slot, "Xid 79 (the card has fallen off the bus)", "restart the machine", "signal 6"):
             self.assertIn(words, failed["message"])
 
+        # The card gets no more work, also after a restart, until the node is undrained.
+        def faults():
+            nodes = c.json("nodes")["nodes"]
+            return {use["id"]: use["fault"] for node in nodes for use in node["slots"] if node["connected"] and use["kind"] == "CUDA"}
+
+        other = "GPU-bbbb-1" if slot == "GPU-aaaa-0" else "GPU-aaaa-0"
+        self.assertIn("Xid 79 (the card has fallen off the bus)", faults()[slot])
+        self.assertIsNone(faults()[other])
+        self.assertIn("out of use: Xid 79", c.ctl("nodes").stdout)
+        open(events, "w").close()
+        c.kill_hierad()
+        os.kill(c.agent_pid(), signal.SIGKILL)
+        c.start()
+        cluster.wait_for(lambda: len(faults()) == 2, "the agent is back")
+        self.assertIn("Xid 79", faults()[slot])
+        on = [c.submit("--set", "resources.device=cuda", name="job-step20", steps=100000, ranks=1) for _ in range(2)]
+        c.wait_state(on[0], "RUNNING")
+        self.assertEqual(c.job(on[0])["ranks"][0]["slot_id"], other)
+        self.assertEqual(c.job(on[1])["state"], "QUEUED")
+        self.assertIn("out of use for a fault of its card", c.job(on[1])["message"])
+        self.assertEqual(c.ctl("undrain", c.json("nodes")["nodes"][0]["name"]).returncode, 0)
+        c.wait_state(on[1], "RUNNING")
+        self.assertEqual(c.job(on[1])["ranks"][0]["slot_id"], slot)
+        self.assertIsNone(faults()[slot])
+        for job in on:
+            c.ctl("cancel", job)
+            c.wait_state(job, "CANCELLED")
+
 
 if __name__ == "__main__":
     cluster.main(os.path.join("tests", "hiera-test-worker"))
