@@ -26,7 +26,7 @@ struct Trial {
 };
 
 struct Way {
-  bool gpu = true, beside = true, prefetch = false, overlap = false;
+  bool gpu = true, beside = true, prefetch = false;
   float nudge = 0;   // each input off by a rounding, relative, up or down by `toss`: what a result changes by then is what it may differ by
   uint32_t toss = 0;
 };
@@ -39,7 +39,7 @@ Trial Train(const v1::JobSpec& job, int steps, const Way& way) {
   const ParameterTable table = ParameterTable::For(*geometry);
   const auto communicator = MakeSelfCommunicator();
   StepOptions options{job, way.gpu};
-  options.beside = way.beside, options.overlap = way.overlap;
+  options.beside = way.beside;
   auto made = way.gpu ? MakeFusedGpuStep(options, table, communicator.get()) : MakeFusedCpuStep(options, table, communicator.get());
   EXPECT_TRUE(made.ok()) << made.status();
   if (!made.ok()) return trial;
@@ -255,7 +255,7 @@ TEST(FusedGpuTest, BitsDoNotDependOnWhatRunsBeside) {
     job.mutable_optimizer()->set_name(i % 4 < 2 ? "muon" : "adamw");   // its shapes run beside each other
     SCOPED_TRACE(absl::StrCat("job ", i, " (", job.optimizer().name(), "): ", job.model().ShortDebugString()));
     const Trial first = Train(job, 6, {});
-    for (const Way& way : {Way{}, Way{.beside = false}, Way{.prefetch = true}, Way{.overlap = true}, Way{.beside = false, .overlap = true}}) {
+    for (const Way& way : {Way{}, Way{.beside = false}, Way{.prefetch = true}, Way{.beside = false, .prefetch = true}}) {
       const Trial again = Train(job, 6, way);
       EXPECT_EQ(Bits(first.losses), Bits(again.losses));
       EXPECT_EQ(Bits(first.norms), Bits(again.norms));

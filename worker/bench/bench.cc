@@ -226,7 +226,7 @@ absl::StatusOr<nlohmann::json> Bench(const BenchArguments& arguments, bool cuda,
   const std::unique_ptr<Communicator> alone = MakeSelfCommunicator();
   if (communicator == nullptr) communicator = alone.get();
   StepOptions options{spec, cuda, arguments.threads, arguments.tune, !arguments.one_stream, !arguments.no_epilogues};
-  options.overlap = arguments.overlap, options.priorities = !arguments.no_priorities, options.deterministic = !arguments.any_order;
+  options.priorities = !arguments.no_priorities, options.deterministic = !arguments.any_order;
   options.rows = FormatOf(arguments.rows, geometry);
   options.bucket_elements = int64_t{arguments.bucket_mib} << 18;
   ASSIGN_OR_RETURN(const std::unique_ptr<Step> step, MakeStep(options, geometry, table, communicator));

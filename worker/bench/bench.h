@@ -20,7 +20,7 @@ struct BenchArguments {
   bool shard = false;
   std::vector<int> checkpoint_stages;   // fused: computed again in backward
   bool checkpoint_decoder = false;
-  bool tf32 = false, tune = false, one_stream = false, no_epilogues = false, no_prefetch = false, overlap = false, no_priorities = false, any_order = false;
+  bool tf32 = false, tune = false, one_stream = false, no_epilogues = false, no_prefetch = false, no_priorities = false, any_order = false;
   // When results are read, in turns: "now" (before the next step is given), "behind" (as the trainer does) and "rarely"
   // (every 32 steps). The first is the row's full_step_median_ms.
   std::vector<std::string> read{"behind"};

@@ -34,7 +34,6 @@ int Main(int argc, char** argv) {
   app.add_flag("--tune", arguments.tune, "fused on a GPU: time the candidates of every product first");
   app.add_flag("--no-epilogues", arguments.no_epilogues, "fused on a GPU: GELU by kernels of its own");
   app.add_flag("--one-stream", arguments.one_stream, "fused on a GPU: weight gradients in the chain, not beside it");
-  app.add_flag("--overlap", arguments.overlap, "fused on a GPU: kernels come onto the card while those before them end");
   app.add_flag("--no-priorities", arguments.no_priorities, "fused on a GPU: weight gradients compete with the chain for the card");
   app.add_flag("--any-order", arguments.any_order, "eager, optimized, graph_safe on a GPU: PyTorch's faster kernels, whose sums have no fixed order");
   app.add_flag("--no-prefetch", arguments.no_prefetch, "do not copy the next step's batch behind this one");

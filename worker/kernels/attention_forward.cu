@@ -92,7 +92,6 @@ struct ForwardRows {
 // blockDim = (32 * warps of a unit, units of a block): all keys of a unit at once; each warp takes query tiles in turn.
 template <int DP, typename T>
 __global__ void __maxnreg__(DP <= 48 ? 80 : DP <= 96 ? 96 : 168) ShortForward(AttentionShape shape, ForwardArgs<T> args) {
-  BeginKernel();
   extern __shared__ uint4 memory[];
   constexpr int kStride = DP + kPad;
   const int thread = threadIdx.x, threads = blockDim.x, warp = thread >> 5, warps = threads >> 5;
@@ -123,7 +122,6 @@ __global__ void __maxnreg__(DP <= 48 ? 80 : DP <= 96 ? 96 : 168) ShortForward(At
 // A block owns warps x QueryTiles x 16 queries of a unit (its blocks are neighbours: the keys come from the L2 cache).
 template <int DP, typename T>
 __global__ void __maxnreg__(StreamedRegisters(DP)) StreamedForward(AttentionShape shape, int groups, ForwardArgs<T> args) {
-  BeginKernel();
   extern __shared__ uint4 memory[];
   constexpr int kStride = DP + kPad, kTiles = QueryTiles(DP), kKeys = KeysOfTile(DP);
   const int thread = threadIdx.x, threads = blockDim.x, own = thread / 32 * kTiles * 16, rows = threads / 32 * kTiles * 16;

@@ -40,7 +40,6 @@ __device__ S PooledQuery(const Unit& u, const T* qkv, const uint8_t* argmax, int
 
 template <typename T, typename S>
 __global__ void PoolArgmax(AttentionShape shape, const T* qkv, uint8_t* argmax) {
-  BeginKernel();
   const int64_t size = int64_t(shape.batch) * shape.queries() * shape.windows * shape.heads * shape.head_dim;
   for (int64_t i = blockIdx.x * int64_t(blockDim.x) + threadIdx.x; i < size; i += int64_t(gridDim.x) * blockDim.x) {
     const int width = shape.heads * shape.head_dim, column = int(i % width);
@@ -67,7 +66,6 @@ __device__ S Dot(const S* a, const T* row, int d) {
 
 template <typename T, typename S>
 __global__ void Forward(AttentionShape shape, const T* qkv, T* o, S* lse, const uint8_t* argmax) {
-  BeginKernel();
   extern __shared__ double memory[];
   const int warp = threadIdx.x >> 5, lane = threadIdx.x & 31, d = shape.head_dim, queries = shape.queries();
   S* q = reinterpret_cast<S*>(memory) + warp * 2 * d;
@@ -96,7 +94,6 @@ __global__ void Forward(AttentionShape shape, const T* qkv, T* o, S* lse, const 
 template <typename T, typename S>
 __global__ void BackwardQuery(AttentionShape shape, const T* qkv, const T* o, const T* d_o, const S* lse, const uint8_t* argmax,
                               T* dqkv, S* delta) {
-  BeginKernel();
   extern __shared__ double memory[];
   const int warp = threadIdx.x >> 5, lane = threadIdx.x & 31, d = shape.head_dim, queries = shape.queries();
   S* q = reinterpret_cast<S*>(memory) + warp * 3 * d;
@@ -134,7 +131,6 @@ __global__ void BackwardQuery(AttentionShape shape, const T* qkv, const T* o, co
 template <typename T, typename S>
 __global__ void BackwardKey(AttentionShape shape, const T* qkv, const T* d_o, const S* lse, const uint8_t* argmax, T* dqkv,
                             const S* delta) {
-  BeginKernel();
   extern __shared__ double memory[];
   const int warp = threadIdx.x >> 5, lane = threadIdx.x & 31, d = shape.head_dim, queries = shape.queries();
   S* k = reinterpret_cast<S*>(memory) + warp * 5 * d;

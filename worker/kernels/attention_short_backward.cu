@@ -36,7 +36,6 @@ __device__ void QueryGradient(const Unit& u, const BackwardArgs<T>& args, int q_
 // blockDim = (32 * warps, units of a block); warp w owns key tile w. Queries pass in chunks of `chunk`.
 template <int DP, typename T>
 __global__ void __maxnreg__(DP <= 48 ? 128 : DP <= 96 ? 168 : 240) ShortBackward(AttentionShape shape, int chunk, BackwardArgs<T> args) {
-  BeginKernel();
   extern __shared__ uint4 memory[];
   constexpr int kStride = DP + kPad;
   constexpr int kGroups = DP <= 48 ? 1 : 2;   // groups of 16 queries a step: where K and V are read anew, they serve two

@@ -127,7 +127,6 @@ int WholeBytes(const AttentionShape& s) {
 // blockDim = (32 * warps of a unit, units of a block).
 template <int DP, bool kHoldV, typename T>
 __global__ void __maxnreg__(kHoldV && DP <= 32 ? 168 : Registers(DP)) WholeBackward(AttentionShape shape, int unit_bytes, BackwardArgs<T> args) {
-  BeginKernel();
   extern __shared__ uint4 memory[];
   constexpr int kStride = DP + kPad, kKeyTiles = KeyTiles(DP), kQueryTiles = QueryTiles(DP);
   const int thread = threadIdx.x, threads = blockDim.x, warp = thread >> 5, warps = threads >> 5;
@@ -175,7 +174,6 @@ __global__ void __maxnreg__(kHoldV && DP <= 32 ? 168 : Registers(DP)) WholeBackw
 // dQ, and delta for the kernel below. A block owns warps x QueryTiles x 16 queries; keys stream through.
 template <int DP, typename T>
 __global__ void __maxnreg__(Registers(DP)) StreamedQueries(AttentionShape shape, int groups, BackwardArgs<T> args) {
-  BeginKernel();
   extern __shared__ uint4 memory[];
   constexpr int kStride = DP + kPad, kTiles = QueryTiles(DP), kKeys = RowsOfTile(DP);
   const int thread = threadIdx.x, threads = blockDim.x, own = thread / 32 * kTiles * 16, rows = threads / 32 * kTiles * 16;
@@ -217,7 +215,6 @@ __global__ void __maxnreg__(Registers(DP)) StreamedQueries(AttentionShape shape,
 // dK and dV. A block owns warps x KeyTiles x 16 keys; queries stream through.
 template <int DP, typename T>
 __global__ void __maxnreg__(Registers(DP)) StreamedKeys(AttentionShape shape, int groups, BackwardArgs<T> args) {
-  BeginKernel();
   extern __shared__ uint4 memory[];
   constexpr int kStride = DP + kPad, kTiles = KeyTiles(DP), kQueries = RowsOfTile(DP);
   constexpr int kGroups = DP <= 48 ? 1 : 2;   // groups of 16 queries a step: where K and V are read anew, they serve two

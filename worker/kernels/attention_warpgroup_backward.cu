@@ -84,7 +84,6 @@ struct WarpgroupQueryRows {
 // dQ, and delta for the kernel below. A block owns warpgroups x 64 queries; keys stream through.
 template <int DP, typename T>
 __global__ void __maxnreg__(QueryRegisters(DP)) WarpgroupQueries(AttentionShape shape, int groups, BackwardArgs<T> args) {
-  BeginKernel();
   extern __shared__ __align__(1024) unsigned char panels[];
   constexpr int kKeys = RowsOfTile(DP), kStep = 32;
   const int thread = threadIdx.x, threads = blockDim.x, own = thread / kGroupThreads * kGroupRows, rows = threads / kGroupThreads * kGroupRows;
@@ -131,7 +130,6 @@ __global__ void __maxnreg__(QueryRegisters(DP)) WarpgroupQueries(AttentionShape 
 // dK and dV. A block owns warpgroups x 64 keys; queries stream through.
 template <int DP, typename T>
 __global__ void __maxnreg__(KeyRegisters(DP)) WarpgroupKeys(AttentionShape shape, int groups, BackwardArgs<T> args) {
-  BeginKernel();
   extern __shared__ __align__(1024) unsigned char panels[];
   constexpr int kQueries = RowsOfTile(DP), kStep = 32;
   constexpr bool kHold = HoldKeys(DP);

@@ -11,7 +11,6 @@ __host__ __device__ constexpr int Registers(int dp) { return dp <= 32 ? 128 : dp
 // A block owns warpgroups x 64 queries of a unit (its blocks are neighbours: the keys come from the L2 cache).
 template <int DP, typename T>
 __global__ void __maxnreg__(Registers(DP)) WarpgroupForward(AttentionShape shape, int groups, ForwardArgs<T> args) {
-  BeginKernel();
   extern __shared__ __align__(1024) unsigned char panels[];
   constexpr int kKeys = KeysOfTile(DP), kStep = 64;
   const int thread = threadIdx.x, threads = blockDim.x, own = thread / kGroupThreads * kGroupRows, rows = threads / kGroupThreads * kGroupRows;

@@ -17,7 +17,6 @@ __host__ __device__ constexpr int WindowBytes(int rows) {
 
 template <typename T>
 __global__ void __maxnreg__(128) WarpgroupWindow(AttentionShape shape, BackwardArgs<T> args) {
-  BeginKernel();
   extern __shared__ __align__(1024) unsigned char panels[];
   const int thread = threadIdx.x, threads = blockDim.x, warp = thread >> 5;
   const int rows = Rows(shape), row0 = warp * 16, array = rows * kDim;

@@ -3,9 +3,6 @@
 #include <cuda_runtime.h>
 
 namespace hierad::kernels {
-namespace {
-thread_local bool overlap = false;
-}  // namespace
 
 const Card& ThisCard() {   // a process has one
   static const Card card = [] {
@@ -21,8 +18,5 @@ const Card& ThisCard() {   // a process has one
   }();
   return card;
 }
-
-void OverlapLaunches(bool on) { overlap = on; }
-bool LaunchesOverlap() { return overlap && ThisCard().capability >= 90; }
 
 }  // namespace hierad::kernels

@@ -12,8 +12,4 @@ struct Card {
 };
 const Card& ThisCard();
 
-// Whether the calling thread's launches may overlap with the kernel before them in their stream (launch.cuh), where the card can.
-void OverlapLaunches(bool on);
-bool LaunchesOverlap();
-
 }  // namespace hierad::kernels

@@ -18,7 +18,6 @@ struct FusionRow {
 
 template <typename To>
 __global__ void __launch_bounds__(256) Gather(FusionShape s, const float* x, const int32_t* order, To* rows) {
-  BeginKernel();
   const FusionRow r(s, order);
   const int size = s.dim * s.taps;
   To* const to = rows + r.row * size;
@@ -31,7 +30,6 @@ __global__ void __launch_bounds__(256) Gather(FusionShape s, const float* x, con
 
 template <typename From>
 __global__ void __launch_bounds__(256) Scatter(FusionShape s, const From* drows, const int32_t* order, float* dx, bool accumulate) {
-  BeginKernel();
   const FusionRow r(s, order);
   const int size = s.dim * s.taps;
   const From* const from = drows + r.row * size;
@@ -56,7 +54,6 @@ __device__ inline int KeptPlace(const uint8_t* mask, int unit) {
 template <typename T>
 __global__ void Assemble(DecoderShape s, const T* y, const float* mask_token, const float* position, const uint8_t* keep_mask,
                          const int32_t* order, float* x) {
-  BeginKernel();
   const int unit = blockIdx.x % s.mask_units;
   const int64_t b = blockIdx.x / s.mask_units;
   const int j = KeptPlace(keep_mask + b * s.mask_units, unit);
@@ -69,7 +66,6 @@ __global__ void Assemble(DecoderShape s, const T* y, const float* mask_token, co
 
 template <typename T>
 __global__ void TakeVisible(DecoderShape s, const float* dx, const uint8_t* keep_mask, const int32_t* order, T* dy) {
-  BeginKernel();
   const int unit = blockIdx.x % s.mask_units;
   const int64_t b = blockIdx.x / s.mask_units;
   const int j = KeptPlace(keep_mask + b * s.mask_units, unit);
@@ -84,7 +80,6 @@ __global__ void TakeVisible(DecoderShape s, const float* dx, const uint8_t* keep
 // A block a mask unit of a sample; a row is `words` of type W.
 template <typename W>
 __global__ void MoveMasked(MaskedShape s, int words, const W* x, const uint8_t* keep_mask, const int32_t* order, W* rows) {
-  BeginKernel();
   const int unit = blockIdx.x % s.mask_units;
   const int64_t b = blockIdx.x / s.mask_units;
   const uint8_t* mask = keep_mask + b * s.mask_units;
@@ -99,7 +94,6 @@ __global__ void MoveMasked(MaskedShape s, int words, const W* x, const uint8_t* 
 
 template <typename W>
 __global__ void ReturnMasked(MaskedShape s, int words, const W* rows, const uint8_t* keep_mask, const int32_t* order, W* x) {
-  BeginKernel();
   const int unit = blockIdx.x % s.mask_units;
   const int64_t b = blockIdx.x / s.mask_units;
   const uint8_t* mask = keep_mask + b * s.mask_units;
@@ -127,7 +121,6 @@ cudaError_t WithWord(int row_bytes, const Launch& launch) {
 
 // Samples in order.
 __global__ void PositionGradient(const float* dx, float* dposition, int batch, int64_t size, bool accumulate) {
-  BeginKernel();
   HIERAD_GRID_LOOP(i, size) {
     float sum = accumulate ? dposition[i] : 0.0f;
     for (int b = 0; b < batch; ++b) sum += dx[b * size + i];
@@ -137,7 +130,6 @@ __global__ void PositionGradient(const float* dx, float* dposition, int batch, i
 
 // Part p of kReduceParts takes its share of (sample, unit) pairs, removed ones only.
 __global__ void MaskTokenGradient(DecoderShape s, const float* dx, const uint8_t* keep_mask, const int32_t* order, float* scratch) {
-  BeginKernel();
   const int64_t pairs = int64_t(s.batch) * s.mask_units, chunk = (pairs + kReduceParts - 1) / kReduceParts;
   const int64_t first = blockIdx.y * chunk, end = min(first + chunk, pairs);
   const int c = blockIdx.x * blockDim.x + threadIdx.x;

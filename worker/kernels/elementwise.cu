@@ -16,7 +16,6 @@ using GeluType = std::conditional_t<std::is_same_v<T, bf16>, bf16, float>;
 
 template <typename T, int kWidth>
 __global__ void GeluForward(const T* h, T* g, int64_t size) {
-  BeginKernel();
   HIERAD_GRID_LOOP(i, size / kWidth) {
     float v[kWidth];
     LoadN<kWidth>(h + i * kWidth, v);
@@ -31,7 +30,6 @@ __global__ void GeluForward(const T* h, T* g, int64_t size) {
 
 template <typename T, int kWidth>
 __global__ void __launch_bounds__(256) GeluBackwardParts(const T* h, const T* dg, T* dh, T* g, float* parts, int64_t rows, int cols) {
-  BeginKernel();
   __shared__ float sums[8][32 * kWidth];
   const int64_t chunk = (rows + gridDim.y - 1) / gridDim.y, first = blockIdx.y * chunk, end = min(first + chunk, rows);
   const int c = (blockIdx.x * 32 + threadIdx.x) * kWidth;
@@ -59,7 +57,6 @@ __global__ void __launch_bounds__(256) GeluBackwardParts(const T* h, const T* dg
 template <typename T, int kWidth>
 __global__ void AddBranch(const StepScalars* s, const int64_t* visit_ids, DropPath drop, const float* base, const T* y, float* out,
                           int64_t batch, int64_t sample_size) {
-  BeginKernel();
   HIERAD_GRID_LOOP(i, batch * sample_size / kWidth) {
     const float f = BranchFactor(s, visit_ids, i * kWidth / sample_size, drop);
     if constexpr (kWidth == 4) {
@@ -74,7 +71,6 @@ __global__ void AddBranch(const StepScalars* s, const int64_t* visit_ids, DropPa
 template <typename T, int kWidth>
 __global__ void ScaleBranch(const StepScalars* s, const int64_t* visit_ids, DropPath drop, const float* dout, T* dy, int64_t batch,
                             int64_t sample_size) {
-  BeginKernel();
   HIERAD_GRID_LOOP(i, batch * sample_size / kWidth) {
     const float f = BranchFactor(s, visit_ids, i * kWidth / sample_size, drop);
     if constexpr (kWidth == 4) {
@@ -91,7 +87,6 @@ struct alignas(kWidth) Places { uint8_t of[kWidth]; };
 
 template <typename T, int kWidth>
 __global__ void Pool(const T* y, float* base, uint8_t* argmax, int64_t batch, int64_t sample_out, int q_stride) {
-  BeginKernel();
   const int64_t vectors = sample_out / kWidth;
   HIERAD_GRID_LOOP(i, batch * vectors) {
     const int64_t b = i / vectors;
@@ -114,7 +109,6 @@ __global__ void Pool(const T* y, float* base, uint8_t* argmax, int64_t batch, in
 
 template <typename T, int kWidth>
 __global__ void Unpool(const float* dbase, const uint8_t* argmax, T* dy, int64_t batch, int64_t sample_out, int q_stride) {
-  BeginKernel();
   const int64_t vectors = sample_out / kWidth;
   HIERAD_GRID_LOOP(i, batch * vectors) {
     const int64_t b = i / vectors;
@@ -133,7 +127,6 @@ __global__ void Unpool(const float* dbase, const uint8_t* argmax, T* dy, int64_t
 
 template <typename From, typename To>
 __global__ void Convert(const From* from, To* to, int64_t size) {
-  BeginKernel();
   HIERAD_GRID_LOOP(i, size / 4) Store4(to + i * 4, Load4(from + i * 4));
   if (blockIdx.x == 0 && threadIdx.x < size % 4) {
     const int64_t i = size / 4 * 4 + threadIdx.x;

@@ -156,7 +156,6 @@ constexpr int kGroupsFor = kK <= 96 ? 3 : 2;
 // kAcross: w is [k, n].
 template <typename T, int kColumns, int kK, bool kAcross, Epilogue kEpilogue>
 __global__ __launch_bounds__(kGroupsFor<kK> * 128, 1) void Product(Arguments p) {
-  BeginKernel();
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
   constexpr int kGroups = kGroupsFor<kK>, kThreads = kGroups * 128;
   using W = Weights<kColumns, kK, kThreads / 32>;

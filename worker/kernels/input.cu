@@ -69,7 +69,6 @@ constexpr int kChunk = 4 * kConvertThreads * kQuads;              // values of a
 // values at once.
 template <typename V>
 __global__ void __launch_bounds__(kConvertThreads) Convert(RowBatch<float> a, int chunks) {
-  BeginKernel();
   __shared__ RowDraws draws;
   __shared__ bool empty;
   const StepScalars& s = *a.scalars;
@@ -133,7 +132,6 @@ __global__ void __launch_bounds__(kConvertThreads) Convert(RowBatch<float> a, in
 
 // A block a sample. A unit is kept if fewer than `kept` others come before it in the order of (word, index).
 __global__ void Mask(const StepScalars* s, const int64_t* visit_ids, uint8_t* keep_mask, int32_t* keep_idx, int units, int kept) {
-  BeginKernel();
   extern __shared__ uint32_t words[];
   uint8_t* keep = reinterpret_cast<uint8_t*>(words + units);
   const int b = blockIdx.x;

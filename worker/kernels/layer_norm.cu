@@ -30,7 +30,6 @@ struct Branch {
 template <typename T, int kVectors, bool kBranch>
 __global__ void __launch_bounds__(kWarps * 32) Forward(Branch<T> branch, const float* x, const float* gamma, const float* beta, T* y,
                                                        float* mean, float* rstd, int64_t rows, int cols) {
-  BeginKernel();
   const int lane = threadIdx.x & 31;
   const int64_t row = blockIdx.x * int64_t(kWarps) + (threadIdx.x >> 5), at = row * cols;
   if (row >= rows) return;
@@ -73,7 +72,6 @@ __global__ void __launch_bounds__(kWarps * 32) Forward(Branch<T> branch, const f
 
 template <typename T>
 __global__ void ForwardAny(const float* x, const float* gamma, const float* beta, T* y, float* mean, float* rstd, int64_t rows, int cols) {
-  BeginKernel();
   const int lane = threadIdx.x & 31;
   const int64_t row = blockIdx.x * int64_t(kWarps) + (threadIdx.x >> 5);
   if (row >= rows) return;
@@ -117,7 +115,6 @@ struct Before<T, true> {
 // under way at once: one alone does not keep the memory busy.
 template <typename T, int kVectors, bool kPair>
 __global__ void __launch_bounds__(kWarps * 32, kVectors <= 4 ? 2 : 1) Backward(LayerNormGradient<T> a) {
-  BeginKernel();
   constexpr int kRows = kVectors == 1 ? 4 : kVectors == 2 ? 2 : 1;
   extern __shared__ float sums[];   // [warps][3][cols]
   const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5, cols = a.cols;
@@ -203,7 +200,6 @@ __global__ void __launch_bounds__(kWarps * 32, kVectors <= 4 ? 2 : 1) Backward(L
 // Any width: dx by rows, then the sums by columns.
 template <typename T>
 __global__ void BackwardRows(LayerNormGradient<T> a) {
-  BeginKernel();
   const int lane = threadIdx.x & 31, cols = a.cols;
   const int64_t row = blockIdx.x * int64_t(kWarps) + (threadIdx.x >> 5);
   if (row >= a.rows) return;
@@ -227,7 +223,6 @@ __global__ void BackwardRows(LayerNormGradient<T> a) {
 
 template <typename T>
 __global__ void BackwardColumns(LayerNormGradient<T> a) {
-  BeginKernel();
   const int64_t chunk = (a.rows + gridDim.y - 1) / gridDim.y, first = blockIdx.y * chunk, end = min(first + chunk, a.rows);
   const int c = blockIdx.x * blockDim.x + threadIdx.x, cols = a.cols;
   if (c >= cols) return;

@@ -24,7 +24,6 @@ template <typename T, int kQuads, bool kRuns>
 __global__ void __launch_bounds__(kLossThreads, sizeof(T) == 2 ? 2 : 1) Mae(const StepScalars* s, const StepRecord* record, MaeLossShape shape, const T* pred, const float* x,
                                                     const uint8_t* keep_mask, const int32_t* order, const int32_t* label_index, T* dpred,
                                                     double* partials) {
-  BeginKernel();
   __shared__ double sums[kLossThreads / 32];
   extern __shared__ int removed[];   // units, in order
   const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5, dim = shape.pred_dim;
@@ -123,7 +122,6 @@ __global__ void __launch_bounds__(kLossThreads, sizeof(T) == 2 ? 2 : 1) Mae(cons
 template <typename T>
 __global__ void Entropy(const StepScalars* s, const StepRecord* record, const T* logits, const int64_t* labels, T* dlogits,
                         double* partials, int classes, bool accumulate) {
-  BeginKernel();
   __shared__ float shared[32];
   const int64_t b = blockIdx.x;
   const T* z = logits + b * classes;
@@ -160,7 +158,6 @@ __global__ void Entropy(const StepScalars* s, const StepRecord* record, const T*
 }
 
 __global__ void Mean(const float* x, float* y, int batch, int tokens, int dim) {
-  BeginKernel();
   HIERAD_GRID_LOOP(i, int64_t(batch) * dim) {
     const int64_t b = i / dim, c = i % dim;
     float sum = 0;
@@ -170,13 +167,11 @@ __global__ void Mean(const float* x, float* y, int batch, int tokens, int dim) {
 }
 
 __global__ void Spread(const float* dy, float* dx, int batch, int tokens, int dim) {
-  BeginKernel();
   HIERAD_GRID_LOOP(i, int64_t(batch) * tokens * dim) dx[i] = dy[i / dim / tokens * dim + i % dim] / float(tokens);
 }
 
 template <typename T>
 __global__ void Drop(const StepScalars* s, const int64_t* visit_ids, const T* x, T* y, int batch, int dim, double rate) {
-  BeginKernel();
   HIERAD_GRID_LOOP(i, int64_t(batch) * dim) {
     const RandomStream stream{s->seed, Draw::kDropout, s->epoch, uint64_t(visit_ids[i / dim])};
     const bool dropped = s->train != 0 && stream.Uniform(i % dim) < rate;

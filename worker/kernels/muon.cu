@@ -16,7 +16,6 @@ __device__ inline float Clip(const StepRecord* record, double clip_norm) {
 // A block a part of a matrix: the momentum, and the part's share of the squared norm.
 __global__ void Momentum(const StepRecord* record, MuonShape shape, float momentum, double clip_norm, bool nesterov, const float* gradients,
                          float* moments, const int64_t* places, double* scratch) {
-  BeginKernel();
   __shared__ double shared[32];
   if (record->skipped) return;
   const int64_t size = int64_t(shape.rows) * shape.cols, chunk = (size + kMuonParts - 1) / kMuonParts;
@@ -39,7 +38,6 @@ __global__ void Momentum(const StepRecord* record, MuonShape shape, float moment
 template <typename T>
 __global__ void Normalized(const StepRecord* record, MuonShape shape, float momentum, double clip_norm, bool nesterov, const float* gradients,
                            const float* moments, const int64_t* places, T* x, const double* scratch) {
-  BeginKernel();
   __shared__ float tile[kTile][kTile + 1];
   if (record->skipped) return;
   const int64_t size = int64_t(shape.rows) * shape.cols, at = places[blockIdx.z];
@@ -71,7 +69,6 @@ __global__ void Normalized(const StepRecord* record, MuonShape shape, float mome
 template <typename T>
 __global__ void Update(const StepScalars* s, const StepRecord* record, MuonShape shape, double weight_decay, const T* x, const int64_t* places,
                        const float* scale, float* master, T* compute) {
-  BeginKernel();
   __shared__ float tile[kTile][kTile + 1];
   if (record->skipped) return;
   const int64_t size = int64_t(shape.rows) * shape.cols, at = places[blockIdx.z];

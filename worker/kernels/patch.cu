@@ -12,7 +12,6 @@ constexpr size_t kUnitBytes = 48 << 10;   // of shared memory, what every card h
 template <typename T>
 __global__ void Gather(PatchShape s, const float* x, const uint8_t* keep_mask, const int32_t* keep_idx, const int32_t* unroll_order,
                        T* rows) {
-  BeginKernel();
   const int outer_taps = s.kernel[0] * s.kernel[1], outer = s.channels * outer_taps, tokens = s.unit_tokens * s.kept;
   const int64_t sample = int64_t(s.input[0]) * s.input[1] * s.input[2], jobs = int64_t(s.batch) * tokens * outer;
   HIERAD_GRID_LOOP(i, jobs) {
@@ -55,7 +54,6 @@ struct UnitRegion {
 template <typename T, int kWidth>
 __global__ void __launch_bounds__(256) GatherUnit(PatchShape s, UnitRegion r, const float* x, const uint8_t* keep_mask, const int32_t* keep_idx,
                                                   const int32_t* unroll_order, T* rows) {
-  BeginKernel();
   extern __shared__ __align__(16) unsigned char memory[];
   const int planes = r.extent[0] * r.extent[1], plane_size = planes * r.extent[2];
   T* region = reinterpret_cast<T*>(memory);   // [channels, extent...]
@@ -119,7 +117,6 @@ __global__ void __launch_bounds__(256) GatherUnit(PatchShape s, UnitRegion r, co
 template <typename T, int kWidth>
 __global__ void __launch_bounds__(256) Add(PositionShape s, const T* y, const float* position, const float* temporal, const int32_t* keep_idx,
                                            const int32_t* unroll_order, float* x) {
-  BeginKernel();
   const int row = int(blockIdx.x * 8 + threadIdx.y), b = row / s.tokens, n = row - b * s.tokens, t = n / s.kept, j = n - t * s.kept;
   if (b >= s.batch) return;
   const int unit = keep_idx == nullptr ? j : keep_idx[b * s.kept + j], token = unroll_order[t * s.mask_units + unit];
@@ -145,7 +142,6 @@ __global__ void __launch_bounds__(256) Add(PositionShape s, const T* y, const fl
 // A block a token place; samples in order. `to`: [num_tokens, D].
 __global__ void SumSamples(PositionShape s, const float* dx, const uint8_t* keep_mask, const int32_t* unroll_order, float* to,
                            bool accumulate) {
-  BeginKernel();
   extern __shared__ int place[];   // of the unit among the kept ones of each sample, -1: removed
   const int n = blockIdx.x, unit = n % s.mask_units, t = n / s.mask_units;
   for (int b = threadIdx.x; b < s.batch; b += blockDim.x) {
@@ -173,7 +169,6 @@ __global__ void SumSamples(PositionShape s, const float* dx, const uint8_t* keep
 
 // out[o, c] (+)= sum over i of full[o * outer_step + i * inner_step, c].
 __global__ void SumAxis(const float* full, float* out, int count, int inner, int outer_step, int inner_step, int dim, bool accumulate) {
-  BeginKernel();
   HIERAD_GRID_LOOP(i, int64_t(count) * dim) {
     const int64_t o = i / dim, c = i % dim;
     float sum = accumulate ? out[i] : 0.0f;

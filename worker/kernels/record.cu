@@ -6,7 +6,6 @@ namespace hierad::kernels {
 namespace {
 
 __global__ void Book(const StepScalars* s, StepRecord* record, int phase) {
-  BeginKernel();
   if (s->train == 0) return;
   uint64_t now;
   asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(now));
@@ -16,7 +15,6 @@ __global__ void Book(const StepScalars* s, StepRecord* record, int phase) {
 
 // The ring is the host's memory: what a reader must see in order is fenced for the whole system.
 __global__ void Publish(StepRecord* record, uint64_t* not_finite, RecordSlot* ring) {
-  BeginKernel();
   const uint64_t number = record->published + 1;
   RecordSlot* slot = ring + (number - 1) % kRecordSlots;
   volatile uint64_t* published = &slot->number;
@@ -40,7 +38,6 @@ __global__ void Publish(StepRecord* record, uint64_t* not_finite, RecordSlot* ri
 
 // The high part of the numerator has 12 bits, so that its sum over ranks is exact.
 __global__ void Pack(const StepScalars* s, const double* loss_partials, const uint64_t* not_finite, float* tail, int batch) {
-  BeginKernel();
   __shared__ double shared[32];
   double numerator = 0;
   for (int b = threadIdx.x; b < batch; b += blockDim.x) numerator += loss_partials[b];
@@ -55,14 +52,12 @@ __global__ void Pack(const StepScalars* s, const double* loss_partials, const ui
 }
 
 __global__ void Unpack(const float* tail, double* loss_partials, StepRecord* record, int batch) {
-  BeginKernel();
   for (int b = threadIdx.x; b < batch; b += blockDim.x) loss_partials[b] = b == 0 ? double(tail[0]) + double(tail[1]) : 0.0;
   if (threadIdx.x == 0) record->signals = (tail[2] > 0 ? 1 : 0) | (tail[3] > 0 ? 2 : 0) | (tail[4] > 0 ? 4 : 0);
 }
 
 // The host's memory, looked at by its threads while the step runs.
 __global__ void Announce(const StepScalars* s, CollectiveProgress* progress, int64_t number, bool entered) {
-  BeginKernel();
   auto* p = reinterpret_cast<volatile int64_t*>(progress);
   if (entered) p[0] = s->step;
   p[entered ? 1 : 2] = number;

@@ -9,7 +9,6 @@ namespace {
 // A block the rows of part blockIdx.y, 32 x kWidth columns, 8 rows at a time.
 template <typename T, int kWidth>
 __global__ void ColumnParts(const T* dy, float* parts, int64_t rows, int cols) {
-  BeginKernel();
   __shared__ float sums[8][32 * kWidth];
   const int64_t chunk = (rows + gridDim.y - 1) / gridDim.y, first = blockIdx.y * chunk, end = min(first + chunk, rows);
   const int c = (blockIdx.x * 32 + threadIdx.x) * kWidth;
@@ -35,7 +34,6 @@ struct SumList {
 
 // A block 32 columns of one sum, its 16 warps' shares in order.
 __global__ void __launch_bounds__(512) Sum(const SumList list, bool accumulate) {
-  BeginKernel();
   __shared__ float sums[16][32];
   int which = 0;
   while (int(blockIdx.x) >= list.first_block[which + 1]) ++which;
@@ -56,7 +54,6 @@ __global__ void __launch_bounds__(512) Sum(const SumList list, bool accumulate) 
 }
 
 __global__ void Squares(const float* gradients, double* partials, int64_t size) {
-  BeginKernel();
   __shared__ double shared[32];
   // Flat sizes are multiples of kParameterAlign.
   const int64_t vectors = size / 4, chunk = (vectors + kNormParts - 1) / kNormParts, first = blockIdx.x * chunk, end = min(first + chunk, vectors);
@@ -70,7 +67,6 @@ __global__ void Squares(const float* gradients, double* partials, int64_t size) 
 }
 
 __global__ void SumPartials(const double* partials, double* sum) {
-  BeginKernel();
   __shared__ double shared[32];
   double squares = 0;
   for (int i = threadIdx.x; i < kNormParts; i += blockDim.x) squares += partials[i];
@@ -80,7 +76,6 @@ __global__ void SumPartials(const double* partials, double* sum) {
 
 __global__ void Verdict(const StepScalars* s, const double* partials, int num_partials, const double* loss_partials, StepRecord* record,
                         int batch, bool own_signals, int64_t scale_growth_steps) {
-  BeginKernel();
   __shared__ double shared[32];
   double squares = 0, numerator = 0;
   for (int i = threadIdx.x; i < num_partials; i += blockDim.x) squares += partials[i];
@@ -112,7 +107,6 @@ __global__ void Verdict(const StepScalars* s, const double* partials, int num_pa
 template <typename T>
 __global__ void Adam(const StepScalars* s, const StepRecord* record, AdamWOptions o, float* master, const float* gradients,
                      float* moments, const uint8_t* decay, const float* scale, T* compute, int64_t size) {
-  BeginKernel();
   __shared__ float shared[4];
   if (record->skipped) return;
   if (threadIdx.x == 0) {
@@ -148,7 +142,6 @@ __global__ void Adam(const StepScalars* s, const StepRecord* record, AdamWOption
 }
 
 __global__ void Average(const StepRecord* record, float rest, const float* master, float* average, int64_t size) {
-  BeginKernel();
   if (record->skipped) return;
   HIERAD_GRID_LOOP(i, size / 4) {
     const float4 w = Load4(master + i * 4);

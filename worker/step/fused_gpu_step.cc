@@ -155,7 +155,7 @@ class SavedState : public StateSnapshot {
 class FusedGpuStep : public Step {
  public:
   FusedGpuStep(const StepOptions& options, const ParameterTable& table, Communicator* communicator)
-      : spec_(options.spec), options_beside_(options.beside), epilogues_(options.epilogues), overlap_(options.overlap),
+      : spec_(options.spec), options_beside_(options.beside), epilogues_(options.epilogues),
         priorities_(options.priorities), table_(table), communicator_(*communicator) {}
 
   ~FusedGpuStep() override {
@@ -419,7 +419,7 @@ class FusedGpuStep : public Step {
   const Plan& plan() const { return arenas_->plan; }
   template <typename V>
   V* Get(TensorId id) const { return arenas_->addresses.Get<V>(id); }
-  GpuContext Context() const { return {gemm_.get(), stream_, 0, spec_.step().tf32(), &communicator_, false, epilogues_, overlap_}; }
+  GpuContext Context() const { return {gemm_.get(), stream_, 0, spec_.step().tf32(), &communicator_, false, epilogues_}; }
   // What NCCL says of the others, with the place; then nothing of it is left under way that this process would wait for.
   absl::Status CheckPeers() {
     absl::Status status = communicator_.CheckAsync();
@@ -598,7 +598,7 @@ class FusedGpuStep : public Step {
   }
 
   const v1::JobSpec spec_;
-  const bool options_beside_, epilogues_, overlap_, priorities_;
+  const bool options_beside_, epilogues_, priorities_;
   const ParameterTable table_;
   Communicator& communicator_;
   cudaStream_t stream_ = nullptr, beside_ = nullptr, reductions_ = nullptr, copy_ = nullptr, saving_ = nullptr;

@@ -327,7 +327,6 @@ class GpuOps {
 }  // namespace
 
 absl::Status RunOpOnGpu(const Op& op, const Addresses& addresses, const GpuContext& context) {
-  k::OverlapLaunches(context.overlap);
   const ComputeType compute = addresses.plan->options.compute;
   const absl::Status status = compute == ComputeType::kBF16  ? std::visit(GpuOps<__nv_bfloat16>(addresses, context), op.args)
                               : compute == ComputeType::kF16 ? std::visit(GpuOps<__half>(addresses, context), op.args)

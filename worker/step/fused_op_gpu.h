@@ -19,7 +19,6 @@ struct GpuContext {
   Communicator* communicator = nullptr;   // of a plan of several ranks
   bool tune = false;   // products are timed and their algorithms chosen instead of merely run
   bool epilogues = true;   // GELU in the epilogue of products, where there is a kernel for it
-  bool overlap = false;    // kernels come onto the card while those before them in their stream end
 };
 
 // Compute types fp32, bf16 and fp16.

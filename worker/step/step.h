@@ -81,7 +81,6 @@ struct StepOptions {
   bool tune = false;         // fused on a GPU: time the candidates of every matrix product and keep the fastest
   bool beside = true;        // fused on a GPU: weight gradients on a second stream
   bool epilogues = true;     // fused on a GPU: GELU in the epilogue of products, where there is a kernel for it
-  bool overlap = false;      // fused on a GPU: kernels come onto the card while those before them in their stream end
   bool priorities = true;    // fused on a GPU: weight gradients take what the chain of operations leaves of the card
   bool deterministic = true; // eager, optimized, graph_safe on a GPU: kernels whose sums have one order (fused has no others)
   int64_t bucket_elements = 0;   // fused: PlanOptions::bucket_elements; 0: its default
