@@ -704,7 +704,7 @@ ComputeType ComputeTypeOf(const v1::StepSpec& step) {
 
 int64_t Plan::TotalBytes() const {
   int64_t total = 0;
-  for (int arena = 0; arena < kNumArenas; ++arena) total += Arena(arena) == Arena::kRecords ? 0 : arena_bytes[arena];
+  for (int arena = 0; arena < kNumArenas; ++arena) total += OnHost(Arena(arena)) ? 0 : arena_bytes[arena];
   return total;
 }
 

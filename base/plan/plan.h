@@ -29,10 +29,13 @@ enum class Arena : uint8_t {
   kActivations,   // lifetimes packed
   kStaging,       // two input slots filled by the copy stream, and the step's scalars
   kPersistent,    // what outlives a step: index tables, decay flags, update counter, metric record
-  kSnapshot,      // of rank 0: master, moments and record as they were after some step, for a checkpoint written while training goes on
+  kSnapshot,      // of rank 0: master, moments and record as they were after some step, for a checkpoint written while training goes on;
+                  // on a GPU pinned host memory
   kRecords,       // the ring of records: host memory that the device writes, not counted among the device's bytes
 };
 inline constexpr int kNumArenas = 9;
+// Whether a GPU's step keeps it in host memory, which the device writes.
+inline constexpr bool OnHost(Arena arena) { return arena == Arena::kRecords || arena == Arena::kSnapshot; }
 inline constexpr int64_t kArenaAlign = 256;   // bytes
 
 // Where an operation's time and bytes are booked.
@@ -328,7 +331,8 @@ struct Plan {
     return {bucket.offset + rank * size, size, num_moments * (bucket.offset / ranks)};
   }
   int64_t losses() const { return tensors[loss_partials].bytes / int64_t(sizeof(double)); }   // values of loss_partials
-  int64_t TotalBytes() const;   // of the device
+  int64_t TotalBytes() const;   // of the device; where that is the CPU, SnapshotBytes() too
+  int64_t SnapshotBytes() const { return arena_bytes[int(Arena::kSnapshot)]; }
   TensorId Find(const std::string& name) const;   // kNone: unknown
 
   // `spec` has its defaults filled in. Errors: what Geometry::From refuses, and sizes beyond the plan's index types.

@@ -92,8 +92,10 @@ int64_t AutogradBytes(const Plan& plan, bool math_attention) {
   return int64_t(flat + kAllocatorSlack * (forward + double(most))) + kTorchWorkspaceBytes;
 }
 
+int64_t BytesOfItsDevice(const Plan& plan, const v1::JobSpec& spec) { return plan.TotalBytes() + (UsesGpu(spec) ? 0 : plan.SnapshotBytes()); }
+
 int64_t PeakBytes(const Plan& plan, const v1::JobSpec& spec) {
-  if (spec.step().mode() == "fused") return plan.TotalBytes();
+  if (spec.step().mode() == "fused") return BytesOfItsDevice(plan, spec);
   return AutogradBytes(plan, spec.step().mode() == "eager" || spec.step().sdpa_backend() == "math" || !UsesGpu(spec));
 }
 
@@ -134,7 +136,7 @@ double FlopsOf(const Plan& plan) {
 absl::StatusOr<PlanReport::Fit> FitOf(const v1::JobSpec& spec, int64_t batch, double plain_flops_a_sample) {
   ASSIGN_OR_RETURN(const Plan plan, MakePlan(spec, batch));
   const auto& stages = spec.step().checkpoint_stages();
-  return PlanReport::Fit{batch, {stages.begin(), stages.end()}, spec.step().checkpoint_decoder(), plan.TotalBytes(),
+  return PlanReport::Fit{batch, {stages.begin(), stages.end()}, spec.step().checkpoint_decoder(), BytesOfItsDevice(plan, spec),
                          FlopsOf(plan) / double(batch) / plain_flops_a_sample};
 }
 
@@ -259,7 +261,7 @@ absl::StatusOr<Card> FindCard(std::string_view name) {
 
 absl::StatusOr<int64_t> LeastMemory(const v1::JobSpec& spec) {
   ASSIGN_OR_RETURN(const Plan plan, MakePlan(spec, spec.step().batch_per_rank()));
-  return plan.TotalBytes();
+  return BytesOfItsDevice(plan, spec);
 }
 
 absl::StatusOr<PlanReport> ReportPlan(const v1::JobSpec& job, const PlanReportOptions& options) {
@@ -275,7 +277,11 @@ absl::StatusOr<PlanReport> ReportPlan(const v1::JobSpec& job, const PlanReportOp
   report.ranks = spec.resources().ranks();
   report.accumulation = spec.step().accumulation();
   report.parameters = plan.table.num_elements;
-  for (int arena = 0; arena < int(Arena::kRecords); ++arena) report.arena_bytes.push_back({NameOf(Arena(arena)), plan.arena_bytes[arena]});
+  for (int arena = 0; arena < int(Arena::kRecords); ++arena) {
+    const bool on_host = UsesGpu(spec) && OnHost(Arena(arena));
+    report.arena_bytes.push_back({NameOf(Arena(arena)), on_host ? 0 : plan.arena_bytes[arena]});
+    if (on_host) report.pinned_host_bytes += plan.arena_bytes[arena];
+  }
   report.peak_device_bytes = PeakBytes(plan, spec);
   report.workspace_bytes = WorkspaceBytes(spec);
   report.context_bytes = ContextBytes(spec);
@@ -308,6 +314,7 @@ std::string PlanReport::Json() const {
                                  {"accumulation", accumulation},
                                  {"parameters", parameters}};
   for (const ArenaSize& arena : arena_bytes) json["arena_bytes"][arena.name] = arena.bytes;
+  json["pinned_host_bytes"] = pinned_host_bytes;
   json["peak_device_bytes"] = peak_device_bytes;
   json["workspace_bytes"] = workspace_bytes;
   json["context_bytes"] = context_bytes;
@@ -355,6 +362,7 @@ std::string PlanReport::Table() const {
   absl::StrAppendFormat(&text, "%-12s %10s\n", "in all", Amount(double(arenas), kGib, "GiB"));
   if (!exact) absl::StrAppendFormat(&text, "%-12s %10s   an upper estimate; the arenas are those of mode fused\n", step_mode, Amount(double(peak_device_bytes), kGib, "GiB"));
   if (context_bytes > 0) absl::StrAppendFormat(&text, "%-12s %10s   CUDA context and libraries\n", "beside it", Amount(double(workspace_bytes + context_bytes), kGib, "GiB"));
+  if (pinned_host_bytes > 0) absl::StrAppendFormat(&text, "%-12s %10s   pinned, for the checkpoint that is being written\n", "host", Amount(double(pinned_host_bytes), kGib, "GiB"));
   absl::StrAppend(&text, "\n");
   absl::StrAppendFormat(&text, "%-10s %8s %12s %12s %10s\n", "part", "kernels", "TFLOP", "GB", "floor ms");
   auto row = [&](const std::string& name, int64_t kernels, double flops, double bytes, double ms) {

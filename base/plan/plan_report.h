@@ -44,7 +44,8 @@ struct PlanReport {
   int64_t batch_per_rank = 0, ranks = 1, accumulation = 1;
   int64_t parameters = 0;              // elements, without padding
   struct ArenaSize { std::string name; int64_t bytes; };
-  std::vector<ArenaSize> arena_bytes;  // of fused; JSON: an object
+  std::vector<ArenaSize> arena_bytes;  // of fused, on its device; JSON: an object
+  int64_t pinned_host_bytes = 0;       // of fused on a GPU: rank 0's snapshot
   int64_t peak_device_bytes = 0;       // exact: the sum of the arenas. Else what autograd may hold at most
   // Beside it on a GPU, 0 on a CPU: fused's workspaces for products, and kContextBytes.
   int64_t workspace_bytes = 0, context_bytes = 0;

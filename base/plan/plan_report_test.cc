@@ -36,7 +36,7 @@ TEST(PlanReportTest, JsonHasTheDocumentedKeys) {
   job.mutable_step()->set_mode("fused");
   const PlanReport report = Report(job);
   const auto json = nlohmann::json::parse(report.Json());
-  for (const char* key : {"step_mode", "exact", "precision", "batch_per_rank", "ranks", "accumulation", "parameters", "arena_bytes",
+  for (const char* key : {"step_mode", "exact", "precision", "batch_per_rank", "ranks", "accumulation", "parameters", "arena_bytes", "pinned_host_bytes",
                           "peak_device_bytes", "workspace_bytes", "context_bytes", "total_device_bytes", "flops_per_step", "bytes_per_step", "kernels_per_step", "parts", "communication_bytes", "update_communication_bytes",
                           "buckets", "communication_floor_ms", "card", "floor_ms", "memory_gib", "largest_batch", "predicted_step_ms", "steps_per_epoch",
                           "epoch_floor_s", "predicted_epoch_s", "products", "algorithm_table"}) {

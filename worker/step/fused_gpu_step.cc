@@ -48,7 +48,6 @@ struct DestroyGraph {
 using Graph = std::unique_ptr<std::remove_pointer_t<cudaGraphExec_t>, DestroyGraph>;
 
 constexpr int kStepsInFlight = 4;              // enqueued and not over; the next one waits for the first of them
-constexpr int64_t kSnapshotChunk = 16 << 20;   // bytes on their way to the host at once
 constexpr std::chrono::microseconds kPoll{50};
 constexpr int kSpins = 200;                    // looks for a record before the first pause
 
@@ -75,11 +74,12 @@ class DeviceArenas {
     arenas->addresses.plan = &p;
     for (int i = 0; i < kNumArenas; ++i) {
       if (p.arena_bytes[i] == 0) continue;
-      if (Arena(i) == Arena::kRecords) {
-        ASSIGN_OR_RETURN(arenas->records_, AllocatePinned<std::byte>(p.arena_bytes[i], cudaHostAllocMapped));
-        std::memset(arenas->records_.get(), 0, p.arena_bytes[i]);
+      if (OnHost(Arena(i))) {
+        Pinned<std::byte>& memory = arenas->host_[i];
+        ASSIGN_OR_RETURN(memory, AllocatePinned<std::byte>(p.arena_bytes[i], cudaHostAllocMapped));
+        if (Arena(i) == Arena::kRecords) std::memset(memory.get(), 0, p.arena_bytes[i]);
         void* on_device = nullptr;
-        RETURN_IF_ERROR(CudaStatus(cudaHostGetDevicePointer(&on_device, arenas->records_.get(), 0), "mapping host memory"));
+        RETURN_IF_ERROR(CudaStatus(cudaHostGetDevicePointer(&on_device, memory.get(), 0), "mapping host memory"));
         arenas->addresses.arena[i] = static_cast<std::byte*>(on_device);
         continue;
       }
@@ -108,47 +108,37 @@ class DeviceArenas {
   const Plan plan;
   Addresses addresses;
   // The ring, as the host sees it.
-  RecordSlot* ring() const { return reinterpret_cast<RecordSlot*>(records_.get() + plan.tensors[plan.ring].offset); }
+  RecordSlot* ring() const { return reinterpret_cast<RecordSlot*>(host(Arena::kRecords) + plan.tensors[plan.ring].offset); }
   CollectiveProgress* progress() const {   // nullptr: one rank
-    return plan.progress == kNone ? nullptr : reinterpret_cast<CollectiveProgress*>(records_.get() + plan.tensors[plan.progress].offset);
+    return plan.progress == kNone ? nullptr : reinterpret_cast<CollectiveProgress*>(host(Arena::kRecords) + plan.tensors[plan.progress].offset);
   }
+  const std::byte* snapshot() const { return host(Arena::kSnapshot); }
 
  private:
   explicit DeviceArenas(Plan p) : plan(std::move(p)) {}
+  std::byte* host(Arena arena) const { return host_[int(arena)].get(); }
   DeviceMemory memory_[kNumArenas];
-  Pinned<std::byte> records_;
+  Pinned<std::byte> host_[kNumArenas];   // of those that are OnHost
 };
 
-// The snapshot arena, read chunk by chunk through pinned memory on a stream of its own.
+// What lies in the snapshot arena once `taken` is over.
 class SavedState : public StateSnapshot {
  public:
-  // `chunk`: kSnapshotChunk pinned bytes. `stream` waits for the snapshot already.
-  SavedState(const DeviceArenas& arenas, cudaStream_t stream, std::byte* chunk, std::atomic<bool>* lent)
-      : arenas_(arenas), stream_(stream), chunk_(chunk), lent_(lent) {}
+  SavedState(const DeviceArenas& arenas, cudaEvent_t taken, std::atomic<bool>* lent) : arenas_(arenas), taken_(taken), lent_(lent) {}
   ~SavedState() override { *lent_ = false; }
 
   absl::StatusOr<TrainState> Read() override {
+    RETURN_IF_ERROR(CudaStatus(cudaEventSynchronize(taken_), "copying a snapshot from the GPU"));
     const Plan& plan = arenas_.plan;
-    const int64_t size = plan.tensors[plan.saved].bytes;
-    std::vector<float> buffers((1 + plan.num_moments) * plan.flat_size);
+    const auto* buffers = reinterpret_cast<const float*>(arenas_.snapshot());
     StepRecord record;
-    const int64_t record_at = int64_t(buffers.size() * sizeof(float));
-    for (int64_t at = 0; at < size;) {
-      const bool is_record = at == record_at;
-      const int64_t n = is_record ? int64_t(sizeof record) : std::min(kSnapshotChunk, record_at - at);
-      RETURN_IF_ERROR(CudaStatus(cudaMemcpyAsync(chunk_, arenas_.addresses.Get<std::byte>(plan.saved) + at, n, cudaMemcpyDeviceToHost, stream_),
-                                 "copying a snapshot from the GPU"));
-      RETURN_IF_ERROR(CudaStatus(cudaStreamSynchronize(stream_), "copying a snapshot from the GPU"));
-      std::memcpy(is_record ? reinterpret_cast<char*>(&record) : reinterpret_cast<char*>(buffers.data()) + at, chunk_, n);
-      at += n;
-    }
-    return StateOfSnapshot(plan, buffers.data(), record);
+    std::memcpy(&record, buffers + (1 + plan.num_moments) * plan.flat_size, sizeof record);
+    return StateOfSnapshot(plan, buffers, record);
   }
 
  private:
   const DeviceArenas& arenas_;
-  const cudaStream_t stream_;
-  std::byte* const chunk_;
+  const cudaEvent_t taken_;
   std::atomic<bool>* const lent_;
 };
 
@@ -165,7 +155,7 @@ class FusedGpuStep : public Step {
     for (cudaEvent_t event : Events()) {
       if (event != nullptr) cudaEventDestroy(event);
     }
-    for (cudaStream_t stream : {stream_, beside_, reductions_, copy_, saving_}) {
+    for (cudaStream_t stream : {stream_, beside_, reductions_, copy_}) {
       if (stream != nullptr) cudaStreamDestroy(stream);
     }
   }
@@ -176,7 +166,6 @@ class FusedGpuStep : public Step {
     lanes_ = std::make_unique<Lanes>(this->plan(), stream_, options_beside_ ? beside_ : stream_, reductions_);
     ASSIGN_OR_RETURN(gemm_, kernels::GemmLibrary::Make());
     ASSIGN_OR_RETURN(scalars_, AllocatePinned<StepScalars>(size_t(kStepsInFlight) * ScalarsAStep()));
-    ASSIGN_OR_RETURN(saving_chunk_, AllocatePinned<std::byte>(kSnapshotChunk));   // now: it makes the device wait
     reader_.emplace(arenas_->ring());
     // Everything once before it is recorded: libraries load what they need, algorithms are chosen.
     RETURN_IF_ERROR(RunOps(Forward()));
@@ -238,17 +227,16 @@ class FusedGpuStep : public Step {
   bool shared_state() const override { return plan().sharded; }
   std::string WaitingIn() const override { return DescribeProgress(plan(), arenas_->progress()); }
 
-  // On the step's own stream between two steps: a copy on the device, which takes as long as the arenas' bytes.
+  // On the step's own stream between two steps.
   absl::StatusOr<std::unique_ptr<StateSnapshot>> Snapshot() override {
     if (plan().saved == kNone) {
       RETURN_IF_ERROR(RunOps(plan().snapshot));
       return nullptr;
     }
     if (snapshot_lent_.exchange(true)) return ErrorOf(v1::REASON_INTERNAL, "a snapshot was asked for while another is being read.");
-    auto snapshot = std::make_unique<SavedState>(*arenas_, saving_, saving_chunk_.get(), &snapshot_lent_);
+    auto snapshot = std::make_unique<SavedState>(*arenas_, snapshotted_, &snapshot_lent_);
     RETURN_IF_ERROR(RunOps(plan().snapshot));
     RETURN_IF_ERROR(CudaStatus(cudaEventRecord(snapshotted_, stream_), "ordering copies"));
-    RETURN_IF_ERROR(CudaStatus(cudaStreamWaitEvent(saving_, snapshotted_, 0), "ordering copies"));
     return snapshot;
   }
 
@@ -485,9 +473,7 @@ class FusedGpuStep : public Step {
     RETURN_IF_ERROR(CudaStatus(cudaStreamCreateWithPriority(&beside_, cudaStreamNonBlocking, least), "creating a stream"));
     // Bytes that others wait for go before work that fills the card.
     RETURN_IF_ERROR(CudaStatus(cudaStreamCreateWithPriority(&reductions_, cudaStreamNonBlocking, greatest), "creating a stream"));
-    for (cudaStream_t* stream : {&copy_, &saving_}) {
-      RETURN_IF_ERROR(CudaStatus(cudaStreamCreateWithFlags(stream, cudaStreamNonBlocking), "creating a stream"));
-    }
+    RETURN_IF_ERROR(CudaStatus(cudaStreamCreateWithFlags(&copy_, cudaStreamNonBlocking), "creating a stream"));
     std::vector<cudaEvent_t*> events{&copied_[0], &copied_[1], &used_[0], &used_[1], &snapshotted_};
     for (cudaEvent_t& event : over_) events.push_back(&event);
     for (cudaEvent_t* event : events) {
@@ -601,7 +587,7 @@ class FusedGpuStep : public Step {
   const bool options_beside_, epilogues_, priorities_;
   const ParameterTable table_;
   Communicator& communicator_;
-  cudaStream_t stream_ = nullptr, beside_ = nullptr, reductions_ = nullptr, copy_ = nullptr, saving_ = nullptr;
+  cudaStream_t stream_ = nullptr, beside_ = nullptr, reductions_ = nullptr, copy_ = nullptr;
   cudaEvent_t snapshotted_ = nullptr, over_[kStepsInFlight] = {};   // over_: of step number n (from 0) in place n % kStepsInFlight
   cudaEvent_t copied_[2] = {}, used_[2] = {};   // of a staging slot: its copy, and the step that read it
   int slot_ = 0;                                // of the newest batch that a step was given
@@ -616,7 +602,6 @@ class FusedGpuStep : public Step {
   std::unique_ptr<DeviceArenas> arenas_, features_;
   std::unique_ptr<kernels::GemmLibrary> gemm_;
   Pinned<StepScalars> scalars_;   // one a micro-batch of each step in flight: their copies may still be under way
-  Pinned<std::byte> saving_chunk_;
   std::optional<RecordReader> reader_;
   Graph forward_graph_, last_graph_, micro_graph_, update_graph_;
   std::atomic<bool> snapshot_lent_{false};

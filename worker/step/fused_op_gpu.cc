@@ -278,7 +278,7 @@ class GpuOps {
         continue;
       }
       const int64_t bytes = plan_.tensors[id].bytes;
-      if (const cudaError_t error = cudaMemcpyAsync(to, at_.At(id), bytes, cudaMemcpyDeviceToDevice, stream_); error != cudaSuccess) return error;
+      if (const cudaError_t error = cudaMemcpyAsync(to, at_.At(id), bytes, cudaMemcpyDefault, stream_); error != cudaSuccess) return error;
       to += bytes;
     }
     return cudaSuccess;

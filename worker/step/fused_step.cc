@@ -171,7 +171,7 @@ class FusedCpuStep : public Step {
   std::string Describe() const override {
     return absl::StrCat("fused on CPU, 1 thread, ", spec_.step().precision(), ", plain kernels, ",
                         executor_->plan().forward_backward.size() + executor_->plan().update.size(), " operations, ",
-                        executor_->plan().TotalBytes(), " bytes planned");
+                        executor_->plan().TotalBytes() + executor_->plan().SnapshotBytes(), " bytes planned");
   }
 
  private:
