@@ -2,7 +2,9 @@
 
 #include <algorithm>
 #include <future>
+#include <optional>
 
+#include "absl/container/flat_hash_set.h"
 #include "absl/strings/str_cat.h"
 #include "base/fs.h"
 #include "base/limits.h"
@@ -78,8 +80,8 @@ absl::Status ControlService::CheckAccount(const Caller& caller) const {
   return absl::PermissionDeniedError("a certificate's name is not root's word: give the certificate the name of another account");
 }
 
-std::optional<Account> ControlService::RightsFor(const Caller& caller) const {
-  auto account = coordinator_->AccountOf(caller.name);
+std::optional<Account> ControlService::RightsFor(const std::string& user) const {
+  auto account = coordinator_->AccountOf(user);
   return account.ok() ? *std::move(account) : Account{.uid = kNobody, .gid = kNobody, .name = "nobody", .home = "/"};
 }
 
@@ -94,7 +96,7 @@ grpc::Status ControlService::Submit(grpc::ServerContext* context, const v1::Subm
   v1::SubmitRequest checked = *request;
   absl::Status folder_check;
   {
-    const FilesAs rights(RightsFor(*caller));
+    const FilesAs rights(RightsFor(caller->name));
     if (absl::Status s = AsStatus(PrepareSpec(checked.mutable_spec(), allowed_roots_)); !s.ok()) return ToRpc(s);
     folder_check = CheckOutputFolder(checked.spec().output().folder());
   }
@@ -107,7 +109,7 @@ grpc::Status ControlService::Validate(grpc::ServerContext* context, const v1::Va
   v1::JobSpec spec = request->spec();
   if (const absl::Status account = CheckAccount(*caller); !account.ok()) reply->add_problems(std::string(account.message()));
   {
-    const FilesAs rights(RightsFor(*caller));
+    const FilesAs rights(RightsFor(caller->name));
     for (const std::string& problem : PrepareSpec(&spec, allowed_roots_)) reply->add_problems(problem);
     if (reply->problems_size() > 0) return grpc::Status::OK;
     if (absl::Status s = CheckOutputFolder(spec.output().folder()); !s.ok()) reply->add_problems(std::string(s.message()));
@@ -303,7 +305,13 @@ grpc::Status ControlService::DrainNode(grpc::ServerContext*, const v1::DrainNode
 grpc::Status ControlService::CollectGarbage(grpc::ServerContext* context, const v1::CollectGarbageRequest* request, v1::CollectGarbageReply* reply) {
   if (request->older_than_s() < 0) return ToRpc(absl::InvalidArgumentError(absl::StrCat("older_than_s: ", request->older_than_s(), " is below 0")));
   const int64_t before_ms = clock_->UnixMs() - 1000 * std::min<int64_t>(request->older_than_s(), INT64_MAX / 2000);
-  std::vector<v1::Garbage> found;
+  struct Found {
+    v1::Garbage garbage;
+    std::optional<Account> account;
+    std::string folder;
+  };
+  std::vector<Found> found;
+  absl::flat_hash_set<std::string> young, seen;   // run folders: jobs may share one that they give
   v1::ListRequest page;
   for (v1::JobState state : {v1::SUCCEEDED, v1::FAILED, v1::CANCELLED}) page.add_states(state);
   while (!context->IsCancelled()) {
@@ -311,26 +319,31 @@ grpc::Status ControlService::CollectGarbage(grpc::ServerContext* context, const 
     if (!jobs.ok()) return ToRpc(jobs.status());
     for (const v1::Job& job : jobs->jobs()) {
       page.set_before_id(job.id());
-      v1::Garbage garbage;
-      if (job.finished_ms() <= before_ms && GarbageOf(job, request->whole_runs(), &garbage)) found.push_back(std::move(garbage));
+      if (job.finished_ms() > before_ms) young.insert(job.run_folder());
+      if (job.finished_ms() > before_ms || !seen.insert(job.run_folder()).second) continue;
+      Found one;
+      one.folder = job.run_folder();
+      if (FolderIsGiven(job)) one.account = RightsFor(job.submitter());
+      if (GarbageOf(job, request->whole_runs(), one.account, &one.garbage)) found.push_back(std::move(one));
     }
     if (jobs->jobs().empty()) break;
   }
+  std::erase_if(found, [&](const Found& one) { return young.contains(one.folder); });
   std::reverse(found.begin(), found.end());
   if (found.size() > kGarbage) {
     found.resize(kGarbage);
     reply->set_more(true);
   }
-  for (v1::Garbage& garbage : found) {
-    if (!request->dry_run() && !context->IsCancelled() && garbage.problem().empty()) Remove(&garbage);
+  for (auto& [garbage, account, folder] : found) {
+    if (!request->dry_run() && !context->IsCancelled() && garbage.problem().empty()) Remove(account, &garbage);
     *reply->add_found() = std::move(garbage);
   }
   return grpc::Status::OK;
 }
 
-void ControlService::Remove(v1::Garbage* garbage) {
+void ControlService::Remove(const std::optional<Account>& account, v1::Garbage* garbage) {
   auto forgotten = Await<v1::Job>([&](auto done) { coordinator_->ForgetCheckpoints(garbage->job_id(), done); });
-  if (forgotten.ok()) return RemoveGarbage(garbage);
+  if (forgotten.ok()) return RemoveGarbage(account, garbage);
   garbage->set_problem(std::string(forgotten.status().message()));
 }
 

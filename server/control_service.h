@@ -53,12 +53,12 @@ class ControlService : public v1::ControlService::Service {
   class StreamSlot;
   bool WriteEarlier(const WatchView& view, int64_t after_step, grpc::ServerWriter<v1::WatchReply>* writer, int64_t* found);
   bool Rest(grpc::ServerContext* context, std::chrono::milliseconds wait);   // false: the stream is over
-  void Remove(v1::Garbage* garbage);
+  void Remove(const std::optional<Account>& account, v1::Garbage* garbage);
   // Whether there is an account that the caller's jobs may run as.
   absl::Status CheckAccount(const Caller& caller) const;
   // With whose rights the paths of the caller's jobs are looked at, so that no answer tells what these may not see: the ranks', and
   // nobody's where there is no such account.
-  std::optional<Account> RightsFor(const Caller& caller) const;
+  std::optional<Account> RightsFor(const std::string& user) const;
   // For each method that names a job: OK, or why the caller may neither see nor change it. (Roles are checked before.)
   absl::Status CheckOwn(const grpc::ServerContext& context, uint64_t job_id) const;
 

@@ -10,10 +10,10 @@
 
 namespace hierad {
 
-bool GarbageOf(const v1::Job& job, bool whole_run, v1::Garbage* garbage) {
+bool GarbageOf(const v1::Job& job, bool whole_run, const std::optional<Account>& account, v1::Garbage* garbage) {
   if (job.run_folder().empty()) return false;
-  const bool named_by_us = job.spec().output().folder().empty();
-  const std::string path = whole_run && named_by_us ? job.run_folder() : JoinPath(job.run_folder(), "checkpoints");
+  const FilesAs rights(account);
+  const std::string path = whole_run && !FolderIsGiven(job) ? job.run_folder() : JoinPath(job.run_folder(), "checkpoints");
   const auto folder = OpenWithoutLinks(path, O_RDONLY | O_DIRECTORY);
   if (absl::IsNotFound(folder.status())) return false;
   garbage->set_job_id(job.id());
@@ -26,7 +26,8 @@ bool GarbageOf(const v1::Job& job, bool whole_run, v1::Garbage* garbage) {
   return true;
 }
 
-void RemoveGarbage(v1::Garbage* garbage) {
+void RemoveGarbage(const std::optional<Account>& account, v1::Garbage* garbage) {
+  const FilesAs rights(account);
   const auto parent = OpenWithoutLinks(FolderOf(garbage->path()), O_PATH | O_DIRECTORY);
   const absl::Status removed = parent.ok() ? RemoveTreeIn(*parent, garbage->path().substr(garbage->path().rfind('/') + 1)) : parent.status();
   garbage->set_removed(removed.ok());

@@ -1,5 +1,6 @@
 #include "server/garbage.h"
 
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <cstdlib>
@@ -35,37 +36,57 @@ class RunFolders : public testing::Test {
 TEST_F(RunFolders, AreMeasuredAndRemoved) {
   job_.mutable_spec()->mutable_output()->set_folder(Path("mine"));
   v1::Garbage garbage;
-  ASSERT_TRUE(GarbageOf(job_, /*whole_run=*/true, &garbage));   // given by the user: the checkpoints alone
+  ASSERT_TRUE(GarbageOf(job_, /*whole_run=*/true, std::nullopt, &garbage));   // given by the user: the checkpoints alone
   EXPECT_EQ(garbage.path(), Path("mine/checkpoints"));
   EXPECT_EQ(garbage.bytes(), 1000);
-  RemoveGarbage(&garbage);
+  RemoveGarbage(std::nullopt, &garbage);
   EXPECT_TRUE(garbage.removed()) << garbage.problem();
   EXPECT_FALSE(Exists(Path("mine/checkpoints")));
   EXPECT_TRUE(Exists(Path("mine")));
-  EXPECT_FALSE(GarbageOf(job_, true, &garbage));
+  EXPECT_FALSE(GarbageOf(job_, true, std::nullopt, &garbage));
   job_.mutable_spec()->mutable_output()->clear_folder();
-  ASSERT_TRUE(GarbageOf(job_, true, &garbage));
+  ASSERT_TRUE(GarbageOf(job_, true, std::nullopt, &garbage));
   EXPECT_EQ(garbage.path(), Path("mine"));
-  RemoveGarbage(&garbage);
+  RemoveGarbage(std::nullopt, &garbage);
   EXPECT_FALSE(Exists(Path("mine")));
 }
 
 // The folder's owner may put a link in its place at any time: before it is looked at, or between that and its removal.
 TEST_F(RunFolders, AreNotThoseOfOthersByALink) {
   v1::Garbage looked;
-  ASSERT_TRUE(GarbageOf(job_, /*whole_run=*/false, &looked));
+  ASSERT_TRUE(GarbageOf(job_, /*whole_run=*/false, std::nullopt, &looked));
   ASSERT_EQ(rename(Path("mine").c_str(), Path("away").c_str()), 0);
   ASSERT_EQ(symlink("yours", Path("mine").c_str()), 0);
-  RemoveGarbage(&looked);
+  RemoveGarbage(std::nullopt, &looked);
   EXPECT_FALSE(looked.removed());
   EXPECT_THAT(looked.problem(), testing::HasSubstr("leads over a link"));
   v1::Garbage later;
-  ASSERT_TRUE(GarbageOf(job_, false, &later));
+  ASSERT_TRUE(GarbageOf(job_, false, std::nullopt, &later));
   EXPECT_EQ(later.bytes(), 0);
   EXPECT_THAT(later.problem(), testing::HasSubstr("leads over a link"));
-  ASSERT_TRUE(GarbageOf(job_, true, &later));   // the run itself: a link too
-  RemoveGarbage(&later);
+  ASSERT_TRUE(GarbageOf(job_, true, std::nullopt, &later));   // the run itself: a link too
+  RemoveGarbage(std::nullopt, &later);
   EXPECT_TRUE(Exists(Path("yours/checkpoints/step-1/state")));
+}
+
+// output.folder may name another user's: hierad of root removes there no more than the job's account could.
+TEST_F(RunFolders, ThatAreGivenAreOnesOwn) {
+  if (geteuid() != 0) GTEST_SKIP() << "needs root";
+  job_.mutable_spec()->mutable_output()->set_folder(Path("mine"));
+  const Account nobody{.uid = 65534, .gid = 65534, .name = "nobody", .home = "/"};
+  ASSERT_EQ(chmod(root_.c_str(), 0755), 0);
+  v1::Garbage garbage;
+  ASSERT_TRUE(GarbageOf(job_, false, nobody, &garbage));
+  RemoveGarbage(nobody, &garbage);
+  EXPECT_FALSE(garbage.removed());
+  EXPECT_THAT(garbage.problem(), testing::HasSubstr("Permission denied"));
+  EXPECT_TRUE(Exists(Path("mine/checkpoints/step-1/state")));
+  for (const char* own : {"mine", "mine/checkpoints", "mine/checkpoints/step-1", "mine/checkpoints/step-1/state"}) {
+    ASSERT_EQ(chown(Path(own).c_str(), nobody.uid, nobody.gid), 0);
+  }
+  RemoveGarbage(nobody, &garbage);
+  EXPECT_TRUE(garbage.removed()) << garbage.problem();
+  EXPECT_FALSE(Exists(Path("mine/checkpoints")));
 }
 
 }  // namespace
