@@ -131,9 +131,7 @@ class SavedState : public StateSnapshot {
     RETURN_IF_ERROR(CudaStatus(cudaEventSynchronize(taken_), "copying a snapshot from the GPU"));
     const Plan& plan = arenas_.plan;
     const auto* buffers = reinterpret_cast<const float*>(arenas_.snapshot());
-    StepRecord record;
-    std::memcpy(&record, buffers + (1 + plan.num_moments) * plan.flat_size, sizeof record);
-    return StateOfSnapshot(plan, buffers, record);
+    return StateOfSnapshot(plan, buffers, *reinterpret_cast<const StepRecord*>(buffers + (1 + plan.num_moments) * plan.flat_size));
   }
 
  private:
