@@ -21,7 +21,7 @@ using bf16 = __nv_bfloat16;
 
 namespace {
 
-constexpr int kPaths = 6;   // the choice, then AttentionShape::path
+constexpr int kPaths = 7;   // the choice, then AttentionShape::path
 
 void Check(cudaError_t e, const char* what) {
   if (e == cudaSuccess) return;

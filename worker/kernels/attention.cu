@@ -7,7 +7,7 @@
 namespace hierad::kernels {
 namespace {
 
-enum Path { kChosen = 0, kShort = 1, kWhole = 2, kStreamed = 3, kWarpgroups = 4, kWindow = 5 };   // as AttentionShape::path
+enum Path { kChosen = 0, kShort = 1, kWhole = 2, kStreamed = 3, kWarpgroups = 4, kWindow = 5, kShortWarpgroup = 6 };   // as AttentionShape::path
 
 bool ByWarpgroups(const AttentionShape& s) {
   if (ThisCard().capability != 90 || s.q_stride != 1) return false;
@@ -19,8 +19,14 @@ bool ByWindows(const AttentionShape& s) {   // backward
   return s.path == kChosen ? s.head_dim > 16 && s.keys > 48 : s.path == kWindow;
 }
 
+bool ByShortWarpgroup(const AttentionShape& s) {
+  if (ThisCard().capability != 90 || !attention::WarpgroupShortFits(s)) return false;
+  return s.path == kShortWarpgroup;
+}
+
 template <int DP>
 Path BackwardPath(const AttentionShape& s) {
+  if (ByShortWarpgroup(s)) return kShortWarpgroup;
   if (ByWindows(s)) return kWindow;
   if (ByWarpgroups(s)) return kWarpgroups;
   if ((s.path == kChosen ? DP > 48 || s.keys <= 64 : s.path == kShort) && attention::ShortBackwardFits<DP>(s)) return kShort;
@@ -30,6 +36,7 @@ Path BackwardPath(const AttentionShape& s) {
 template <int DP, typename T>
 cudaError_t Backward(const AttentionShape& s, const attention::BackwardArgs<T>& args, cudaStream_t stream) {
   const Path path = BackwardPath<DP>(s);
+  if (path == kShortWarpgroup) return attention::LaunchWarpgroupShortBackward(s, args, stream);
   if (path == kWindow) return attention::LaunchWarpgroupWindow(s, args, stream);
   if (path == kWarpgroups) return attention::LaunchWarpgroupBackward<attention::PanelColumns(DP)>(s, args, stream);
   return path == kShort ? attention::LaunchShortBackward<DP>(s, args, stream) : attention::LaunchTwoPassBackward<DP>(s, path == kWhole, args, stream);
@@ -37,6 +44,7 @@ cudaError_t Backward(const AttentionShape& s, const attention::BackwardArgs<T>& 
 
 template <int DP, typename T>
 cudaError_t Forward(const AttentionShape& s, const attention::ForwardArgs<T>& args, cudaStream_t stream) {
+  if (ByShortWarpgroup(s)) return attention::LaunchWarpgroupShortForward(s, args, stream);
   if (ByWarpgroups(s)) return attention::LaunchWarpgroupForward<attention::PanelColumns(DP)>(s, args, stream);
   return attention::LaunchForward<DP>(s, args, stream);
 }

@@ -15,7 +15,7 @@ namespace hierad::kernels {
 
 struct AttentionShape {
   int batch, windows, keys, q_stride, heads, head_dim;
-  int path = 0;    // for benchmarks: 1 short, 2 whole, 3 streamed, 4 by warpgroups, 5 whole windows by warpgroups; 0: the choice
+  int path = 0;    // for benchmarks: 1 short, 2 whole, 3 streamed, 4 by warpgroups, 5 whole windows by warpgroups, 6 short windows by one; 0: the choice
   __host__ __device__ int queries() const { return keys / q_stride; }
   __host__ __device__ int64_t units() const { return int64_t(batch) * windows * heads; }
 };

@@ -62,14 +62,10 @@ __device__ void CopyRows(const Unit& u, const T* from, int which, int first, int
   });
 }
 
-// Queries, pooled. Forward: argmax is found and stored; backward: it is followed. Without pooling only starts the copies.
-template <int DP, bool kFind, typename T>
-__device__ void LoadQueries(const Unit& u, const T* qkv, uint8_t* argmax, int q_stride, int first, int rows, T* to,
-                            int thread, int threads) {
-  if (q_stride == 1) {   // the queries' count is the keys'
-    CopyRows<DP>(u, qkv, 0, first, rows, to, thread, threads);
-    return;
-  }
+// Queries, pooled, zeros beyond the last and head_dim: put(row, column, eight of them). Forward: argmax is found and stored;
+// backward: it is followed.
+template <int DP, bool kFind, typename T, typename Put>
+__device__ void PoolQueries(const Unit& u, const T* qkv, uint8_t* argmax, int q_stride, int first, int rows, int thread, int threads, Put put) {
   EachPieceOfRows<DP>(rows, thread, threads, [&](int row, int column) {
     const int t = first + row;
     uint4 best4 = make_uint4(0, 0, 0, 0);
@@ -100,7 +96,20 @@ __device__ void LoadQueries(const Unit& u, const T* qkv, uint8_t* argmax, int q_
       }
       if (kFind) *reinterpret_cast<uint2*>(argmax + u.Out(t) + column) = stored;
     }
-    *reinterpret_cast<uint4*>(to + row * (DP + kPad) + column) = best4;
+    put(row, column, best4);
+  });
+}
+
+// Queries as they are multiplied; without pooling only starts the copies.
+template <int DP, bool kFind, typename T>
+__device__ void LoadQueries(const Unit& u, const T* qkv, uint8_t* argmax, int q_stride, int first, int rows, T* to,
+                            int thread, int threads) {
+  if (q_stride == 1) {   // the queries' count is the keys'
+    CopyRows<DP>(u, qkv, 0, first, rows, to, thread, threads);
+    return;
+  }
+  PoolQueries<DP, kFind>(u, qkv, argmax, q_stride, first, rows, thread, threads, [&](int row, int column, uint4 piece) {
+    *reinterpret_cast<uint4*>(to + row * (DP + kPad) + column) = piece;
   });
 }
 
@@ -260,6 +269,13 @@ cudaError_t LaunchWarpgroupBackward(const AttentionShape& shape, const BackwardA
 bool WarpgroupWindowFits(const AttentionShape& shape);
 template <typename T>
 cudaError_t LaunchWarpgroupWindow(const AttentionShape& shape, const BackwardArgs<T>& args, cudaStream_t stream);
+
+// Windows of 49 to 80 keys, pooled too, with heads of 56 to 96, one warpgroup each.
+bool WarpgroupShortFits(const AttentionShape& shape);
+template <typename T>
+cudaError_t LaunchWarpgroupShortForward(const AttentionShape& shape, const ForwardArgs<T>& args, cudaStream_t stream);
+template <typename T>
+cudaError_t LaunchWarpgroupShortBackward(const AttentionShape& shape, const BackwardArgs<T>& args, cudaStream_t stream);
 
 #define HIERAD_EACH_PANEL_WIDTH(X) X(32) X(64) X(96) X(128)
 #define HIERAD_EACH_HEAD_DIM(X) X(16) X(32) X(48) X(64) X(80) X(96) X(112) X(128)

@@ -115,12 +115,14 @@ __device__ inline void Arrived(float (&c)[kCount][4]) {
 #define HIERAD_LIST8 "%0,%1,%2,%3,%4,%5,%6,%7"
 #define HIERAD_LIST16 HIERAD_LIST8 ",%8,%9,%10,%11,%12,%13,%14,%15"
 #define HIERAD_LIST32 HIERAD_LIST16 ",%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,%29,%30,%31"
-#define HIERAD_LIST48 HIERAD_LIST32 ",%32,%33,%34,%35,%36,%37,%38,%39,%40,%41,%42,%43,%44,%45,%46,%47"
+#define HIERAD_LIST40 HIERAD_LIST32 ",%32,%33,%34,%35,%36,%37,%38,%39"
+#define HIERAD_LIST48 HIERAD_LIST40 ",%40,%41,%42,%43,%44,%45,%46,%47"
 #define HIERAD_LIST64 HIERAD_LIST48 ",%48,%49,%50,%51,%52,%53,%54,%55,%56,%57,%58,%59,%60,%61,%62,%63"
 #define HIERAD_SUMS1(j) "+f"(c[j][0]), "+f"(c[j][1]), "+f"(c[j][2]), "+f"(c[j][3])
 #define HIERAD_SUMS2(j) HIERAD_SUMS1(j), HIERAD_SUMS1(j + 1)
 #define HIERAD_SUMS4(j) HIERAD_SUMS2(j), HIERAD_SUMS2(j + 2)
 #define HIERAD_SUMS8(j) HIERAD_SUMS4(j), HIERAD_SUMS4(j + 4)
+#define HIERAD_SUMS10(j) HIERAD_SUMS8(j), HIERAD_SUMS2(j + 8)
 #define HIERAD_SUMS12(j) HIERAD_SUMS8(j), HIERAD_SUMS4(j + 8)
 #define HIERAD_SUMS16(j) HIERAD_SUMS8(j), HIERAD_SUMS8(j + 8)
 // A in registers; a, b, add and transposition are the operands behind the sums.
@@ -152,6 +154,9 @@ __device__ inline void GroupProduct(float (&c)[kTiles][4], const uint32_t (&a)[4
   } else if constexpr (kTiles == 8) {
     if constexpr (kIsHalf<T>) HIERAD_ROWS_PRODUCT("64", "f16", HIERAD_LIST32, "%32,%33,%34,%35", "%36", "%37", "%38", HIERAD_SUMS8(0));
     else HIERAD_ROWS_PRODUCT("64", "bf16", HIERAD_LIST32, "%32,%33,%34,%35", "%36", "%37", "%38", HIERAD_SUMS8(0));
+  } else if constexpr (kTiles == 10) {
+    if constexpr (kIsHalf<T>) HIERAD_ROWS_PRODUCT("80", "f16", HIERAD_LIST40, "%40,%41,%42,%43", "%44", "%45", "%46", HIERAD_SUMS10(0));
+    else HIERAD_ROWS_PRODUCT("80", "bf16", HIERAD_LIST40, "%40,%41,%42,%43", "%44", "%45", "%46", HIERAD_SUMS10(0));
   } else if constexpr (kTiles == 12) {
     if constexpr (kIsHalf<T>) HIERAD_ROWS_PRODUCT("96", "f16", HIERAD_LIST48, "%48,%49,%50,%51", "%52", "%53", "%54", HIERAD_SUMS12(0));
     else HIERAD_ROWS_PRODUCT("96", "bf16", HIERAD_LIST48, "%48,%49,%50,%51", "%52", "%53", "%54", HIERAD_SUMS12(0));
@@ -174,10 +179,16 @@ __device__ inline void GroupProduct(float (&c)[kTiles][4], Descriptor rows, Desc
   } else if constexpr (kTiles == 4) {
     if constexpr (kIsHalf<T>) HIERAD_SHARED_PRODUCT("32", "f16", HIERAD_LIST16, "%16", "%17", "%18", "%19", "%20", HIERAD_SUMS4(0));
     else HIERAD_SHARED_PRODUCT("32", "bf16", HIERAD_LIST16, "%16", "%17", "%18", "%19", "%20", HIERAD_SUMS4(0));
-  } else {
-    static_assert(kTiles == 8);
+  } else if constexpr (kTiles == 8) {
     if constexpr (kIsHalf<T>) HIERAD_SHARED_PRODUCT("64", "f16", HIERAD_LIST32, "%32", "%33", "%34", "%35", "%36", HIERAD_SUMS8(0));
     else HIERAD_SHARED_PRODUCT("64", "bf16", HIERAD_LIST32, "%32", "%33", "%34", "%35", "%36", HIERAD_SUMS8(0));
+  } else if constexpr (kTiles == 10) {
+    if constexpr (kIsHalf<T>) HIERAD_SHARED_PRODUCT("80", "f16", HIERAD_LIST40, "%40", "%41", "%42", "%43", "%44", HIERAD_SUMS10(0));
+    else HIERAD_SHARED_PRODUCT("80", "bf16", HIERAD_LIST40, "%40", "%41", "%42", "%43", "%44", HIERAD_SUMS10(0));
+  } else {
+    static_assert(kTiles == 12);
+    if constexpr (kIsHalf<T>) HIERAD_SHARED_PRODUCT("96", "f16", HIERAD_LIST48, "%48", "%49", "%50", "%51", "%52", HIERAD_SUMS12(0));
+    else HIERAD_SHARED_PRODUCT("96", "bf16", HIERAD_LIST48, "%48", "%49", "%50", "%51", "%52", HIERAD_SUMS12(0));
   }
 #endif
 }
@@ -185,12 +196,14 @@ __device__ inline void GroupProduct(float (&c)[kTiles][4], Descriptor rows, Desc
 #undef HIERAD_LIST8
 #undef HIERAD_LIST16
 #undef HIERAD_LIST32
+#undef HIERAD_LIST40
 #undef HIERAD_LIST48
 #undef HIERAD_LIST64
 #undef HIERAD_SUMS1
 #undef HIERAD_SUMS2
 #undef HIERAD_SUMS4
 #undef HIERAD_SUMS8
+#undef HIERAD_SUMS10
 #undef HIERAD_SUMS12
 #undef HIERAD_SUMS16
 #undef HIERAD_ROWS_PRODUCT
