@@ -24,6 +24,10 @@ bool ByShortWarpgroup(const AttentionShape& s) {
   return s.path == kShortWarpgroup;
 }
 
+bool ByWindowsForward(const AttentionShape& s) {
+  return ThisCard().capability == 90 && attention::WarpgroupWindowForwardFits(s) && s.path == kWindow;
+}
+
 template <int DP>
 Path BackwardPath(const AttentionShape& s) {
   if (ByShortWarpgroup(s)) return kShortWarpgroup;
@@ -45,6 +49,7 @@ cudaError_t Backward(const AttentionShape& s, const attention::BackwardArgs<T>& 
 template <int DP, typename T>
 cudaError_t Forward(const AttentionShape& s, const attention::ForwardArgs<T>& args, cudaStream_t stream) {
   if (ByShortWarpgroup(s)) return attention::LaunchWarpgroupShortForward(s, args, stream);
+  if (ByWindowsForward(s)) return attention::LaunchWarpgroupWindowForward(s, args, stream);
   if (ByWarpgroups(s)) return attention::LaunchWarpgroupForward<attention::PanelColumns(DP)>(s, args, stream);
   return attention::LaunchForward<DP>(s, args, stream);
 }

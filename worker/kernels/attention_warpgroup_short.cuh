@@ -51,15 +51,15 @@ __device__ bool IsKey(int n, int e, int keys) {
   return n < kKeys / 8 - 2 || n * 8 + 2 * (int(threadIdx.x) & 3) + (e & 1) < keys;
 }
 
-// Calls launch.operator()<DP, kKeys, kQueries>() for the instance that takes a shape, or returns false.
+// Calls launch(ShortWindow<...>{}) with what takes a shape, or returns false.
 template <typename Launch>
 bool ForShortWindow(const AttentionShape& s, Launch launch) {
   const auto with_rows = [&]<int DP>() {
     const int key_rows = (s.keys + 15) / 16 * 16, query_rows = (s.queries() + 15) / 16 * 16;
-    if (key_rows == 64 && s.q_stride == 1) return launch.template operator()<DP, 64, 64>(), true;
-    if (key_rows == 64 && query_rows == 16) return launch.template operator()<DP, 64, 16>(), true;
-    if (key_rows == 80 && s.q_stride == 1) return launch.template operator()<DP, 80, 80>(), true;
-    if (key_rows == 80 && query_rows == 32) return launch.template operator()<DP, 80, 32>(), true;
+    if (key_rows == 64 && s.q_stride == 1) return launch(ShortWindow<DP, 64, 64>{}), true;
+    if (key_rows == 64 && query_rows == 16) return launch(ShortWindow<DP, 64, 16>{}), true;
+    if (key_rows == 80 && s.q_stride == 1) return launch(ShortWindow<DP, 80, 80>{}), true;
+    if (key_rows == 80 && query_rows == 32) return launch(ShortWindow<DP, 80, 32>{}), true;
     return false;
   };
   switch ((s.head_dim + 15) / 16 * 16) {

@@ -188,14 +188,14 @@ __global__ void __maxnreg__(Registers(kQueries)) WarpgroupShortBackward(Attentio
 }  // namespace
 
 bool WarpgroupShortFits(const AttentionShape& s) {
-  return ForShortWindow(s, []<int DP, int kKeys, int kQueries>() {});
+  return ForShortWindow(s, [](auto) {});
 }
 
 template <typename T>
 cudaError_t LaunchWarpgroupShortBackward(const AttentionShape& s, const BackwardArgs<T>& args, cudaStream_t stream) {
   cudaError_t error = cudaErrorInvalidValue;
-  ForShortWindow(s, [&]<int DP, int kKeys, int kQueries>() {
-    constexpr int kBytes = ShortWindow<DP, kKeys, kQueries>::kBackwardBytes;
+  ForShortWindow(s, [&]<int DP, int kKeys, int kQueries>(ShortWindow<DP, kKeys, kQueries> window) {
+    constexpr int kBytes = window.kBackwardBytes;
     const auto kernel = WarpgroupShortBackward<DP, kKeys, kQueries, T>;
     if (error = AllowShared(kernel, kBytes); error != cudaSuccess) return;
     kernel<<<unsigned(s.units()), kGroupThreads, kBytes, stream>>>(s, args);

@@ -96,8 +96,8 @@ __global__ void __maxnreg__(kKeys == 64 ? 96 : 128) WarpgroupShortForward(Attent
 template <typename T>
 cudaError_t LaunchWarpgroupShortForward(const AttentionShape& s, const ForwardArgs<T>& args, cudaStream_t stream) {
   cudaError_t error = cudaErrorInvalidValue;
-  ForShortWindow(s, [&]<int DP, int kKeys, int kQueries>() {
-    constexpr int kBytes = ShortWindow<DP, kKeys, kQueries>::kForwardBytes;
+  ForShortWindow(s, [&]<int DP, int kKeys, int kQueries>(ShortWindow<DP, kKeys, kQueries> window) {
+    constexpr int kBytes = window.kForwardBytes;
     const auto kernel = WarpgroupShortForward<DP, kKeys, kQueries, T>;
     if (error = AllowShared(kernel, kBytes); error != cudaSuccess) return;
     kernel<<<unsigned(s.units()), kGroupThreads, kBytes, stream>>>(s, args);
