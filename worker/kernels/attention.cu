@@ -21,7 +21,7 @@ bool ByWindows(const AttentionShape& s) {   // backward
 
 bool ByShortWarpgroup(const AttentionShape& s) {
   if (ThisCard().capability != 90 || !attention::WarpgroupShortFits(s)) return false;
-  return s.path == kShortWarpgroup;
+  return s.path == kShortWarpgroup || s.path == 7;
 }
 
 bool ByWindowsForward(const AttentionShape& s) {

@@ -100,7 +100,7 @@ cudaError_t LaunchWarpgroupShortForward(const AttentionShape& s, const ForwardAr
     constexpr int kBytes = window.kForwardBytes;
     const auto kernel = WarpgroupShortForward<DP, kKeys, kQueries, T>;
     if (error = AllowShared(kernel, kBytes); error != cudaSuccess) return;
-    kernel<<<unsigned(s.units()), kGroupThreads, kBytes, stream>>>(s, args);
+    Launch(kernel, unsigned(s.units()), kGroupThreads, kBytes, stream, s, args);
     error = cudaGetLastError();
   });
   return error;

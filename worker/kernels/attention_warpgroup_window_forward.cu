@@ -117,7 +117,7 @@ cudaError_t LaunchWarpgroupWindowForward(const AttentionShape& s, const ForwardA
   ForWindow(s, [&]<int kKeys>(WindowSteps<kKeys>) {
     const auto kernel = WarpgroupWindowForward<kKeys, T>;
     if (error = AllowShared(kernel, WindowSteps<kKeys>::kBytes); error != cudaSuccess) return;
-    kernel<<<unsigned(s.units()), kGroupThreads, WindowSteps<kKeys>::kBytes, stream>>>(s, args);
+    Launch(kernel, unsigned(s.units()), kGroupThreads, WindowSteps<kKeys>::kBytes, stream, s, args);
     error = cudaGetLastError();
   });
   return error;
