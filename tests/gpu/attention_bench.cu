@@ -21,7 +21,7 @@ using bf16 = __nv_bfloat16;
 
 namespace {
 
-constexpr int kPaths = 8;   // the choice, then AttentionShape::path
+constexpr int kPaths = 7;   // the choice, then AttentionShape::path
 
 void Check(cudaError_t e, const char* what) {
   if (e == cudaSuccess) return;
@@ -237,7 +237,8 @@ const Case kCases[] = {
     {"156 h4 d96", {16, 1, 156, 1, 4, 96}, 15}, {"1568 h16 d32", {8, 1, 1568, 1, 16, 32}, 8},
     // other long windows: Large with q_pool 1, and widths between
     {"304 h8 d72", {64, 1, 304, 1, 8, 72}, 35}, {"304 h8 d64", {64, 1, 304, 1, 8, 64}, 1}, {"304 h8 d56", {64, 1, 304, 1, 8, 56}, 1},
-    {"132 h8 d96", {64, 1, 132, 1, 8, 96}, 1}};
+    {"132 h8 d96", {64, 1, 132, 1, 8, 96}, 1},
+    {"64 h2 d64", {64, 19, 64, 1, 2, 64}, 1}, {"64->16 h4 d72", {64, 19, 64, 4, 4, 72}, 1}, {"76 h8 d56", {64, 1, 76, 1, 8, 56}, 1}};
 
 }  // namespace
 

@@ -21,11 +21,7 @@ bool ByWindows(const AttentionShape& s) {   // backward
 
 bool ByShortWarpgroup(const AttentionShape& s) {
   if (ThisCard().capability != 90 || !attention::WarpgroupShortFits(s)) return false;
-  return s.path == kShortWarpgroup || s.path == 7;
-}
-
-bool ByWindowsForward(const AttentionShape& s) {
-  return ThisCard().capability == 90 && attention::WarpgroupWindowForwardFits(s) && s.path == kWindow;
+  return s.path == kChosen || s.path == kShortWarpgroup;
 }
 
 template <int DP>
@@ -49,7 +45,6 @@ cudaError_t Backward(const AttentionShape& s, const attention::BackwardArgs<T>& 
 template <int DP, typename T>
 cudaError_t Forward(const AttentionShape& s, const attention::ForwardArgs<T>& args, cudaStream_t stream) {
   if (ByShortWarpgroup(s)) return attention::LaunchWarpgroupShortForward(s, args, stream);
-  if (ByWindowsForward(s)) return attention::LaunchWarpgroupWindowForward(s, args, stream);
   if (ByWarpgroups(s)) return attention::LaunchWarpgroupForward<attention::PanelColumns(DP)>(s, args, stream);
   return attention::LaunchForward<DP>(s, args, stream);
 }

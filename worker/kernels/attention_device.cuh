@@ -265,10 +265,7 @@ cudaError_t LaunchWarpgroupForward(const AttentionShape& shape, const ForwardArg
 template <int DP, typename T>
 cudaError_t LaunchWarpgroupBackward(const AttentionShape& shape, const BackwardArgs<T>& args, cudaStream_t stream);
 
-// Whole windows of narrow heads: forward for the listed lengths, backward in one pass where a window fits.
-bool WarpgroupWindowForwardFits(const AttentionShape& shape);
-template <typename T>
-cudaError_t LaunchWarpgroupWindowForward(const AttentionShape& shape, const ForwardArgs<T>& args, cudaStream_t stream);
+// Backward in one pass, for windows that fit whole.
 bool WarpgroupWindowFits(const AttentionShape& shape);
 template <typename T>
 cudaError_t LaunchWarpgroupWindow(const AttentionShape& shape, const BackwardArgs<T>& args, cudaStream_t stream);

@@ -102,15 +102,6 @@ __device__ inline void WaitProducts() {
   asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(kPending) : "memory");
 #endif
 }
-// Until the phase `parity` of an mbarrier is over.
-__device__ inline void WaitBarrier(uint32_t barrier, int parity) {
-#ifdef __CUDA_ARCH_FEAT_SM90_ALL
-  uint32_t over = 0;
-  while (!over) {
-    asm volatile("{ .reg .pred p; mbarrier.try_wait.parity.shared.b64 p, [%1], %2; selp.u32 %0, 1, 0, p; }" : "=r"(over) : "r"(barrier), "r"(parity) : "memory");
-  }
-#endif
-}
 // Behind a wait: the compiler must not take earlier what the products wrote.
 template <int kCount>
 __device__ inline void Arrived(float (&c)[kCount][4]) {

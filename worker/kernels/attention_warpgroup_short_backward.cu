@@ -6,31 +6,54 @@
 namespace hierad::kernels::attention {
 namespace {
 
-// Among the warps of a warpgroup, which may be a block.
-template <bool kBlock>
-__device__ inline void GroupBarrier() {
-  if (kBlock) __syncthreads();
-  else asm volatile("bar.sync %0, %1;" ::"r"(int(threadIdx.x) / kGroupThreads + 1), "n"(kGroupThreads) : "memory");
-}
-// Gradients of one window by one warpgroup. `p` [queries][keys] is its own; q, d_o, v, k as ShortWindow has them, and v becomes dS. lse2 is
-// in units of log2, +inf beyond the last query: such probabilities vanish. values_there() waits for d_o and v, done() is called when all is read.
-template <int DP, int kKeys, int kQueries, int kRegisters, bool kBlock, typename T, typename ValuesThere, typename Done>
-__device__ void WindowGradients(const Unit& u, const BackwardArgs<T>& args, const float (&lse2)[ShortWindow<DP, kKeys, kQueries>::kQueryTiles][2], T* p,
-                                T* q, T* d_o, T* v, T* k, ValuesThere values_there, Done done) {
+__host__ __device__ constexpr int Registers(int queries) { return queries == 80 ? 168 : 128; }
+
+template <int DP, int kKeys, int kQueries, typename T>
+__global__ void __maxnreg__(Registers(kQueries)) WarpgroupShortBackward(AttentionShape shape, BackwardArgs<T> args) {
   using Window = ShortWindow<DP, kKeys, kQueries>;
-  // What a warpgroup multiplies while it stores, as registers allow.
-  constexpr bool kOverlap = DP <= 80 || kRegisters > 200, kTailOverlaps = DP <= 80 || kRegisters > 168 || kQueries != 64;
-  T* ds = v;                            // [queries][keys], when v is read no more
-  T* pooled = ds + Window::kWeights;    // [queries][DP], then too: dQ of pooled queries
-  const int thread = kBlock ? threadIdx.x : threadIdx.x % kGroupThreads, row0 = thread / 32 * 16;
-  const float scale = rsqrtf(float(u.head_dim));
+  constexpr bool kOverlap = DP <= 80, kTailOverlaps = DP <= 80 || kQueries != 64;   // where registers allow
+  extern __shared__ __align__(1024) unsigned char panels[];
+  T* p = reinterpret_cast<T*>(panels);   // [queries][keys]
+  T* q = p + Window::kWeights;
+  T* d_o = q + Window::kQueryArray;
+  T* v = d_o + Window::kQueryArray;
+  T* k = v + Window::kValues;
+  T* ds = v;                             // [queries][keys], when v is read no more
+  T* pooled = ds + Window::kWeights;     // [queries][DP], then too: dQ of pooled queries
+  const int thread = threadIdx.x, row0 = thread / 32 * 16, g = (thread & 31) >> 2;
+  const Unit u(shape, blockIdx.x);
+  const float scale = rsqrtf(float(shape.head_dim));
+  if (!Window::kPooled) CopyPanels<DP>(u, args.qkv, 0, 0, kQueries, q, thread, kGroupThreads);
+  CopyPanels<DP>(u, args.qkv, 1, 0, kKeys, k, thread, kGroupThreads);
+  CommitCopies();
+  CopyPanels<DP>(u, args.d_o, -1, 0, kQueries, d_o, thread, kGroupThreads);
+  CopyPanels<DP>(u, args.qkv, 2, 0, kKeys, v, thread, kGroupThreads);
+  CommitCopies();
+  float lse2[Window::kQueryTiles][2];   // +inf beyond the last query: such probabilities vanish
+#pragma unroll
+  for (int m = 0; m < Window::kQueryTiles; ++m) {
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      const int row = m * kGroupRows + row0 + g + r * 8;
+      lse2[m][r] = row < u.queries ? __ldg(args.lse + u.Lse(row)) * kLog2E : INFINITY;
+    }
+  }
+  if (Window::kPooled) {
+    PoolQueries<DP, false>(u, args.qkv, const_cast<uint8_t*>(args.argmax), shape.q_stride, 0, kQueries, thread, kGroupThreads,
+                           [&](int row, int column, uint4 piece) { *reinterpret_cast<uint4*>(q + PanelOffset(kQueries, row, column)) = piece; });
+  }
   const Descriptor at_p(p, kQueries), at_q(q, kQueries), at_d_o(d_o, kQueries), at_v(v, kKeys), at_k(k, kKeys), at_ds(ds, kQueries);
   // Sums have registers of their own for every tile: what a product adds to is alive till then, even if it adds to nothing.
   float s_QK[Window::kQueryTiles][kKeys / 8][4], dp_QK[Window::kQueryTiles][kKeys / 8][4], dq_QD[Window::kQueryTiles][DP / 8][4];
   uint32_t ds_QK[Window::kQueryTiles][kKeys / 16][4];
+  WaitCopies<1>();
+  CopiesForWarpgroups();
+  __syncthreads();   // q and k are there
   BeginProducts();
   RowProducts<DP, kKeys, kQueries, T>(s_QK[0], at_q, at_k, 0);
-  values_there();
+  WaitCopies<0>();
+  CopiesForWarpgroups();
+  __syncthreads();
   BeginProducts();
   RowProducts<DP, kKeys, kQueries, T>(dp_QK[0], at_d_o, at_v, 0);
 #pragma unroll
@@ -92,7 +115,7 @@ __device__ void WindowGradients(const Unit& u, const BackwardArgs<T>& args, cons
       RowProducts<DP, kKeys, kQueries, T>(dp_QK[m + 1], at_d_o, at_v, m + 1);
     }
   }
-  GroupBarrier<kBlock>();   // v is read no more
+  __syncthreads();   // v is read no more
 #pragma unroll
   for (int m = 0; m < Window::kQueryTiles; ++m) {
     const int first = m * kGroupRows + row0;
@@ -111,7 +134,7 @@ __device__ void WindowGradients(const Unit& u, const BackwardArgs<T>& args, cons
     }
   }
   CopiesForWarpgroups();
-  GroupBarrier<kBlock>();   // P and dS are there
+  __syncthreads();   // P and dS are there
   float dv[Window::kKeyTiles][DP / 8][4], dk[Window::kKeyTiles][DP / 8][4];
   const auto key_products = [&](float(&c)[DP / 8][4], Descriptor weights, Descriptor rows, int tile) {
     BeginProducts();
@@ -157,118 +180,8 @@ __device__ void WindowGradients(const Unit& u, const BackwardArgs<T>& args, cons
       WaitProducts<0>();
     }
     Arrived(dk[tile]);
-    if (tile + 1 == Window::kKeyTiles) done();
     if (first < kKeys) StoreRows<DP>(u, dk[tile], scale, scale, 1, first, args.dqkv);
     if (tile + 1 < Window::kKeyTiles) key_products(dk[tile + 1], at_ds, at_q, tile + 1);
-  }
-}
-
-// A window a block, for pooled queries, which pass registers on their way to shared memory.
-template <int DP, int kKeys, int kQueries, typename T>
-__global__ void __maxnreg__(kQueries == 80 ? 168 : 128) WarpgroupShortBackward(AttentionShape shape, BackwardArgs<T> args) {
-  using Window = ShortWindow<DP, kKeys, kQueries>;
-  extern __shared__ __align__(1024) unsigned char panels[];
-  T* p = reinterpret_cast<T*>(panels);
-  T* q = p + Window::kWeights;
-  T* d_o = q + Window::kQueryArray;
-  T* v = d_o + Window::kQueryArray;
-  T* k = v + Window::kValues;
-  const int thread = threadIdx.x, row0 = thread / 32 * 16, g = (thread & 31) >> 2;
-  const Unit u(shape, blockIdx.x);
-  if (!Window::kPooled) CopyPanels<DP>(u, args.qkv, 0, 0, kQueries, q, thread, kGroupThreads);
-  CopyPanels<DP>(u, args.qkv, 1, 0, kKeys, k, thread, kGroupThreads);
-  CommitCopies();
-  CopyPanels<DP>(u, args.d_o, -1, 0, kQueries, d_o, thread, kGroupThreads);
-  CopyPanels<DP>(u, args.qkv, 2, 0, kKeys, v, thread, kGroupThreads);
-  CommitCopies();
-  float lse2[Window::kQueryTiles][2];
-#pragma unroll
-  for (int m = 0; m < Window::kQueryTiles; ++m) {
-#pragma unroll
-    for (int r = 0; r < 2; ++r) {
-      const int row = m * kGroupRows + row0 + g + r * 8;
-      lse2[m][r] = row < u.queries ? __ldg(args.lse + u.Lse(row)) * kLog2E : INFINITY;
-    }
-  }
-  if (Window::kPooled) {
-    PoolQueries<DP, false>(u, args.qkv, const_cast<uint8_t*>(args.argmax), shape.q_stride, 0, kQueries, thread, kGroupThreads,
-                           [&](int row, int column, uint4 piece) { *reinterpret_cast<uint4*>(q + PanelOffset(kQueries, row, column)) = piece; });
-  }
-  WaitCopies<1>();
-  CopiesForWarpgroups();
-  __syncthreads();   // q and k are there
-  const auto values_there = [] {
-    WaitCopies<0>();
-    CopiesForWarpgroups();
-    __syncthreads();
-  };
-  WindowGradients<DP, kKeys, kQueries, kQueries == 80 ? 168 : 128, true>(u, args, lse2, p, q, d_o, v, k, values_there, [] {});
-}
-
-// Windows in turn, a stage of shared memory more than the block has warpgroups: the next one loads while those before are worked on. Who has
-// read a stage to the end fills it anew.
-template <int DP, int kKeys>
-struct ShortRing {
-  using Window = ShortWindow<DP, kKeys, kKeys>;
-  static constexpr int kGroups = kKeys == 64 ? 3 : 2, kStages = kGroups + 1, kRegisters = kGroups == 3 ? 168 : 216;
-  static constexpr int kStage = 2 * Window::kQueryArray + Window::kValues + Window::kKeyArray;
-  static constexpr int kBytes = (kStages * kStage + kGroups * Window::kWeights) * kElementBytes + kStages * (kKeys * int(sizeof(float)) + 8);
-};
-
-template <int DP, int kKeys, typename T>
-__global__ void __maxnreg__((ShortRing<DP, kKeys>::kRegisters)) WarpgroupRingBackward(AttentionShape shape, BackwardArgs<T> args) {
-  using Ring = ShortRing<DP, kKeys>;
-  using Window = typename Ring::Window;
-  extern __shared__ __align__(1024) unsigned char panels[];
-  T* weights = reinterpret_cast<T*>(panels);                        // [groups]
-  T* stages = weights + Ring::kGroups * Window::kWeights;           // [stages][q, d_o, v, k]
-  float* lse = reinterpret_cast<float*>(stages + Ring::kStages * Ring::kStage);   // [stages][keys]
-  const uint32_t filled = SharedAddress(lse + Ring::kStages * kKeys);             // [stages]: barriers
-  const int thread = threadIdx.x % kGroupThreads, group = threadIdx.x / kGroupThreads, row0 = thread / 32 * 16 + ((thread & 31) >> 2);
-  if (threadIdx.x == 0) {
-    for (int i = 0; i < Ring::kStages; ++i) asm volatile("mbarrier.init.shared.b64 [%0], %1;" ::"r"(filled + 8 * i), "r"(kGroupThreads) : "memory");
-  }
-  __syncthreads();
-  const auto unit_of = [&](int window) { return int64_t(blockIdx.x) + int64_t(window) * gridDim.x; };
-  const auto fill = [&](int window) {
-    if (unit_of(window) >= shape.units()) return;
-    const Unit u(shape, unit_of(window));
-    const int at = window % Ring::kStages;
-    T* q = stages + at * Ring::kStage;
-    T* d_o = q + Window::kQueryArray;
-    T* v = d_o + Window::kQueryArray;
-    T* k = v + Window::kValues;
-    CopyPanels<DP>(u, args.qkv, 0, 0, kKeys, q, thread, kGroupThreads);
-    CopyPanels<DP>(u, args.qkv, 1, 0, kKeys, k, thread, kGroupThreads);
-    CopyPanels<DP>(u, args.d_o, -1, 0, kKeys, d_o, thread, kGroupThreads);
-    CopyPanels<DP>(u, args.qkv, 2, 0, kKeys, v, thread, kGroupThreads);
-    if (thread < u.queries) CopyWordAsync(lse + at * kKeys + thread, args.lse + u.Lse(thread), true);
-    asm volatile("cp.async.mbarrier.arrive.noinc.shared.b64 [%0];" ::"r"(filled + 8 * at) : "memory");
-  };
-  fill(group);
-  if (group == 0) fill(Ring::kGroups);
-  for (int window = group; unit_of(window) < shape.units(); window += Ring::kGroups) {
-    const Unit u(shape, unit_of(window));
-    const int at = window % Ring::kStages;
-    T* q = stages + at * Ring::kStage;
-    T* d_o = q + Window::kQueryArray;
-    T* v = d_o + Window::kQueryArray;
-    T* k = v + Window::kValues;
-    WaitBarrier(filled + 8 * at, window / Ring::kStages & 1);
-    CopiesForWarpgroups();
-    float lse2[Window::kQueryTiles][2];
-#pragma unroll
-    for (int m = 0; m < Window::kQueryTiles; ++m) {
-#pragma unroll
-      for (int r = 0; r < 2; ++r) {
-        const int row = m * kGroupRows + row0 + r * 8;
-        lse2[m][r] = row < u.queries ? lse[at * kKeys + row] * kLog2E : INFINITY;
-      }
-    }
-    WindowGradients<DP, kKeys, kKeys, Ring::kRegisters, false>(u, args, lse2, weights + group * Window::kWeights, q, d_o, v, k, [] {}, [&] {
-      GroupBarrier<false>();
-      fill(window + Ring::kStages);
-    });
   }
 }
 
@@ -283,16 +196,6 @@ cudaError_t LaunchWarpgroupShortBackward(const AttentionShape& s, const Backward
   cudaError_t error = cudaErrorInvalidValue;
   ForShortWindow(s, [&]<int DP, int kKeys, int kQueries>(ShortWindow<DP, kKeys, kQueries> window) {
     constexpr int kBytes = window.kBackwardBytes;
-    if constexpr (!window.kPooled) {
-      if (s.path == 7) {
-        using Ring = ShortRing<DP, kKeys>;
-        const auto kernel = WarpgroupRingBackward<DP, kKeys, T>;
-        if (error = AllowShared(kernel, Ring::kBytes); error != cudaSuccess) return;
-        Launch(kernel, unsigned(std::min<int64_t>(s.units(), ThisCard().sm_count)), kGroupThreads * Ring::kGroups, Ring::kBytes, stream, s, args);
-        error = cudaGetLastError();
-        return;
-      }
-    }
     const auto kernel = WarpgroupShortBackward<DP, kKeys, kQueries, T>;
     if (error = AllowShared(kernel, kBytes); error != cudaSuccess) return;
     Launch(kernel, unsigned(s.units()), kGroupThreads, kBytes, stream, s, args);
