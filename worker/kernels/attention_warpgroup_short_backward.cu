@@ -130,7 +130,9 @@ __global__ void __maxnreg__(Registers(kQueries)) WarpgroupShortBackward(Attentio
     WaitProducts<0>();
     Arrived(dq);
     if (row0 < kQueries) {
-      EachPiece<DP, T>(dq, scale, scale, [&](int row, int column, uint4 piece) { *reinterpret_cast<uint4*>(pooled + (row0 + row) * DP + column) = piece; });
+      EachPiece<DP, T>(dq, scale, scale, [&](int row, int column, uint4 piece) {
+        *reinterpret_cast<uint4*>(pooled + (row0 + row) * DP + column) = piece;
+      });
     }
   }
   CopiesForWarpgroups();
