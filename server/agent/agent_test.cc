@@ -363,6 +363,19 @@ TEST_F(AgentTest, WhatStandsInPlaceOfTheOldLogIsReplaced) {
   EXPECT_EQ(Read("victim"), "kept");
 }
 
+// The folder's owner renames it and puts a link in its place, while the rank runs: its old log goes to the folder that it had.
+TEST_F(AgentTest, TheRunFolderIsTheOneThatWasMade) {
+  ASSERT_TRUE(MakeFolders(Path("elsewhere")).ok());
+  StartAgent("until [ -e go ]; do sleep 0.02; done; head -c 5000 /dev/zero | tr '\\0' x; " + std::string(kStay), {"--log-bytes", "4096"});
+  Assign();
+  Running();
+  ASSERT_EQ(rename(Path("run").c_str(), Path("away").c_str()), 0);
+  ASSERT_EQ(symlink("elsewhere", Path("run").c_str()), 0);
+  Write("away/go", "");
+  EXPECT_TRUE(Eventually([this] { return Read("away/rank-0.log.1").ends_with("xxx"); })) << Read("agent.log");
+  EXPECT_TRUE(ListFolder(Path("elsewhere"))->empty());
+}
+
 // A rank may give its log any size, with nothing in it: it is not copied, however large the disk.
 TEST_F(AgentTest, ALogThatIsAllHoleIsEmptied) {
   StartAgent("truncate -s 5G rank-0.log; " + std::string(kStay));

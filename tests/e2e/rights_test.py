@@ -132,6 +132,22 @@ class RightsTest(unittest.TestCase):
         self.assert_says(failed["message"], "allowed_roots", "leads out")
         self.assertEqual(os.listdir(outside), [])
 
+    def test_a_run_folder_that_is_exchanged_while_the_rank_starts_ends_it(self):
+        c = self.start()
+        outside, run = os.path.join(c.folder, "outside"), os.path.join(c.folder, "more", "run")
+        os.mkdir(outside)
+        os.chmod(outside, 0o777)
+        os.chmod(c.points, 0o777)
+        c.arm("worker.begin", "delay 0 3000")
+        job_id = c.submit("--set", f"output.folder={run}", name="job-step20", steps=20)
+        cluster.wait_for(lambda: os.path.exists(os.path.join(c.points, "worker.begin.fired")), "the rank begins")
+        os.rename(run, run + ".away")
+        os.symlink("../outside", run)
+        failed = c.wait_state(job_id, "FAILED")
+        self.assertEqual(failed["reason"], "USER_ERROR", failed)
+        self.assert_says(failed["message"], "was exchanged for another")
+        self.assertEqual(os.listdir(outside), [])
+
     def test_gc_removes_for_a_job_only_what_its_account_may_remove(self):
         c = self.start("access: everyone\nruns_folder: FOLDER/runs\n")
         victims = os.path.join(c.folder, "more", "victim", "checkpoints", "step-000000009")
