@@ -121,6 +121,24 @@ TEST_F(BeneathTest, MakesNothingOutsideWhileTheWayIsExchanged) {
   for (const auto& each : std::filesystem::directory_iterator(top_ + "/outside")) EXPECT_EQ(each.path().filename().string().rfind("run-", 0), std::string::npos) << each.path();
 }
 
+// A link comes where a folder is about to be made.
+TEST_F(BeneathTest, OpensNoLinkThatCameInTheMeantime) {
+  const std::string flip = root_ + "/flip";
+  std::atomic<bool> stop{false};
+  std::thread flipper([&] {
+    while (!stop) {
+      if (symlink("../outside", flip.c_str()) != 0) rmdir(flip.c_str());
+      unlink(flip.c_str());
+    }
+  });
+  for (int i = 0; i < 5000; ++i) {
+    const auto folder = MakeFoldersBeneath({root_}, flip);
+    EXPECT_TRUE(!folder.ok() || IsBeneath(Place(folder->get())));
+  }
+  stop = true;
+  flipper.join();
+}
+
 // Paths of everything that a path can be made of, while a folder on the way is exchanged for a link that leaves, again and
 // again.
 TEST_F(BeneathTest, AThousandHostilePathsLeadNowhere) {
