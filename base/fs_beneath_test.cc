@@ -131,7 +131,7 @@ TEST_F(BeneathTest, OpensNoLinkThatCameInTheMeantime) {
       unlink(flip.c_str());
     }
   });
-  for (int i = 0; i < 5000; ++i) {
+  for (int i = 0; i < 40000; ++i) {
     const auto folder = MakeFoldersBeneath({root_}, flip);
     EXPECT_TRUE(!folder.ok() || IsBeneath(Place(folder->get())));
   }
