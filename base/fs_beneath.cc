@@ -144,7 +144,8 @@ absl::StatusOr<UniqueFd> MakeFoldersBeneath(const std::vector<std::string>& root
     folder = UniqueFd(openat(folder.get(), name.c_str(), O_PATH | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC));
     if (folder) continue;
     if (errno != ENOTDIR && errno != ELOOP) return ErrnoStatus(errno, "cannot open the folder", path);
-    return absl::PermissionDeniedError(absl::StrCat("\"", Printable(path), "\" cannot be made: \"", Printable(name), "\" on the way is a link that leads nowhere, or no folder"));
+    return absl::PermissionDeniedError(absl::StrCat("\"", Printable(path), "\" cannot be made: \"", Printable(name),
+                                                    "\" on the way is a link that leads nowhere, or no folder"));
   }
   return folder;
 }

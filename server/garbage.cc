@@ -33,7 +33,8 @@ bool GarbageOf(const v1::Job& job, bool whole_run, const std::optional<Account>&
 
 void RemoveGarbage(const std::optional<Account>& account, v1::Garbage* garbage) {
   const FilesAs rights(account);
-  const auto parent = rights.status().ok() ? OpenWithoutLinks(FolderOf(garbage->path()), O_PATH | O_DIRECTORY) : absl::StatusOr<UniqueFd>(rights.status());
+  const auto parent = rights.status().ok() ? OpenWithoutLinks(FolderOf(garbage->path()), O_PATH | O_DIRECTORY)
+                                           : absl::StatusOr<UniqueFd>(rights.status());
   const absl::Status removed = parent.ok() ? RemoveTreeIn(*parent, garbage->path().substr(garbage->path().rfind('/') + 1)) : parent.status();
   garbage->set_removed(removed.ok());
   garbage->set_problem(removed.ok() ? "" : std::string(removed.message()));

@@ -46,7 +46,9 @@ absl::Status MakeRunFolder(const JobRow& job, const std::vector<std::string>& al
   ASSIGN_OR_RETURN(const UniqueFd folder, MakeOutputFolder({job.run_folder, !job.spec.output().folder().empty(), allowed_roots}, account));
   const FilesAs rights(account);
   RETURN_IF_ERROR(rights.status());
-  const auto write = [&](const char* name, const std::string& text) { return WriteFileAtomicIn(folder.get(), name, text, 0644, JoinPath(job.run_folder, name)); };
+  const auto write = [&](const char* name, const std::string& text) {
+    return WriteFileAtomicIn(folder.get(), name, text, 0644, JoinPath(job.run_folder, name));
+  };
   RETURN_IF_ERROR(write(kAttemptMarkFile, AttemptMark(credential)));
   return write("job.yaml", ToJobYaml(job.spec));
 }

@@ -182,7 +182,8 @@ absl::Status Keeper::OpenLog() {
   folder_ = *std::move(made);
   const FilesAs rights(account_);
   RETURN_IF_ERROR(rights.status());
-  auto log = OpenRegularIn(folder_.get(), RankLogName(assignment_.rank()), O_RDWR | O_CREAT | O_APPEND, 0644, RankLogPath(folder, assignment_.rank()));
+  auto log = OpenRegularIn(folder_.get(), RankLogName(assignment_.rank()), O_RDWR | O_CREAT | O_APPEND, 0644,
+                           RankLogPath(folder, assignment_.rank()));
   if (!log.ok()) return ErrorOf(v1::REASON_USER_ERROR, "output.folder: cannot write the log: " + std::string(log.status().message()));
   log_ = *std::move(log);
   RotateLog();
@@ -324,7 +325,8 @@ bool Keeper::RotateLog() {
   if (info.st_size > limits::kLogReadBytes || !rights.status().ok()) {
     // Made large by a hole: there is nothing in it that is worth the disk and the time.
     const bool emptied = ftruncate(log_.get(), 0) == 0;
-    (void)WriteAll(log_.get(), "this log had " + std::to_string(info.st_size) + " bytes, more than is copied to " + name + "; it was emptied\n", name);
+    (void)WriteAll(log_.get(), "this log had " + std::to_string(info.st_size) + " bytes, more than is copied to " + name +
+                             "; it was emptied\n", name);
     return emptied;
   }
   // A new file: what else has that name, a pipe say, is not opened.
