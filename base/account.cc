@@ -38,9 +38,11 @@ absl::StatusOr<Account> FindAccount(const std::string& name) {
     const char* const end = name.data() + name.size();
     const auto [next, error] = std::from_chars(name.data() + sizeof kUid - 1, end, account.uid);
     if (error != std::errc() || next != end) return absl::NotFoundError("\"" + Printable(name) + "\" is no account");
-    account.gid = account.uid;
     getpwuid_r(account.uid, &entry, buffer.data(), buffer.size(), &found);
-    if (found == nullptr) return account;
+    if (found == nullptr) {
+      return absl::NotFoundError("this machine has no user of " + name + ", so the groups of that account are not known; make the account on "
+                                 "every node, or set worker_user to an account for ranks");
+    }
   } else {
     getpwnam_r(name.c_str(), &entry, buffer.data(), buffer.size(), &found);
     if (found == nullptr) {
@@ -49,6 +51,17 @@ absl::StatusOr<Account> FindAccount(const std::string& name) {
     }
   }
   return Account{found->pw_uid, found->pw_gid, found->pw_name, found->pw_dir};
+}
+
+absl::Status CanTakeAccounts() {
+  if (geteuid() != 0) return absl::FailedPreconditionError("only root can take another account");
+  __user_cap_header_struct header{_LINUX_CAPABILITY_VERSION_3, 0};
+  __user_cap_data_struct data[2] = {};
+  constexpr uint32_t kNeeded = 1u << CAP_SETUID | 1u << CAP_SETGID;
+  if (syscall(SYS_capget, &header, data) == 0 && (data[0].effective & kNeeded) == kNeeded) return absl::OkStatus();
+  return absl::FailedPreconditionError("this process is root without CAP_SETUID and CAP_SETGID, so it cannot take another account, and as root "
+                                       "it does not act in its place; give it these capabilities (of a container: --cap-add SETUID --cap-add "
+                                       "SETGID), or start it as the account that ranks are to have");
 }
 
 absl::StatusOr<std::optional<Account>> AccountFor(const RankRights& rights, const std::string& submitter) {
@@ -62,6 +75,9 @@ absl::StatusOr<std::optional<Account>> AccountFor(const RankRights& rights, cons
   if (geteuid() != 0) {
     return absl::FailedPreconditionError("only an agent of root can start ranks as \"" + Printable(account.name) + "\"; start hierad-agent "
                                          "as root, or as that user");
+  }
+  if (const absl::Status can = CanTakeAccounts(); !can.ok()) {
+    return absl::FailedPreconditionError("no rank is started as \"" + Printable(account.name) + "\": " + std::string(can.message()));
   }
   return std::optional<Account>(std::move(account));
 }
@@ -88,9 +104,13 @@ FilesAs::FilesAs(const std::optional<Account>& account) : switched_(account.has_
   std::vector<gid_t> groups(size_t{1024});
   if (getgrouplist(account->name.c_str(), account->gid, groups.data(), &count) < 0) count = 0;
   // Not setgroups(): glibc's is for all threads.
-  syscall(SYS_setgroups, size_t(std::max(0, count)), groups.data());
+  const bool grouped = syscall(SYS_setgroups, size_t(std::max(0, count)), groups.data()) == 0;
   setfsgid(account->gid);
   setfsuid(account->uid);
+  // Both say nothing of a failure; asked with an id that there is not, they say what holds.
+  if (grouped && gid_t(setfsgid(gid_t(-1))) == account->gid && uid_t(setfsuid(uid_t(-1))) == account->uid) return;
+  status_ = absl::FailedPreconditionError("cannot look at files with the rights of \"" + Printable(account->name) + "\" alone: this process "
+                                          "lacks CAP_SETUID or CAP_SETGID");
 }
 
 FilesAs::~FilesAs() {

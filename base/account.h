@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "absl/status/status.h"
 #include "absl/status/statusor.h"
 
 namespace hierad {
@@ -17,7 +18,8 @@ struct Account {
   std::string name, home;
 };
 
-// "alice", or "uid 1000" for one without a name here. NotFound: this machine does not know the name.
+// "alice", or "uid 1000" where hierad's machine has no name for it. NotFound: this machine has no such user. A bare number is not enough: its
+// groups would be a guess, and a guess may be the group of disks.
 absl::StatusOr<Account> FindAccount(const std::string& name);
 
 // Whose account ranks run as, as --worker-user and --root-ranks say.
@@ -27,25 +29,31 @@ struct RankRights {
   bool root_allowed = false;   // where it is the submitter's and that is root: root all the same
 };
 
+// FailedPrecondition: this process cannot take another account, being no root or a root without CAP_SETUID and CAP_SETGID.
+absl::Status CanTakeAccounts();
+
 // Of the rank of a job that `submitter` has submitted; nullopt: the account that this process has. FailedPrecondition: it would be
-// root and that is not allowed, or another one and this process is not root.
+// root and that is not allowed, or another one and this process cannot take it.
 absl::StatusOr<std::optional<Account>> AccountFor(const RankRights& rights, const std::string& submitter);
 
 // In a child of one thread, before exec: takes the account and gives up every capability for good. Without an account it keeps
 // its own, and root stays root. no_new_privs in any case. 0, or errno of what failed.
 int DropPrivileges(const std::optional<Account>& account);
 
-// While it lives, this thread's access to files is the account's: for paths that the account chose, in a process of root.
+// While it lives, this thread's access to files is the account's: for paths that the account chose, in a process of root. Whoever makes
+// one looks at its status: without the capabilities of root nothing is switched, and nothing must be touched.
 class FilesAs {
  public:
   explicit FilesAs(const std::optional<Account>& account);
   ~FilesAs();
   FilesAs(const FilesAs&) = delete;
   FilesAs& operator=(const FilesAs&) = delete;
+  const absl::Status& status() const { return status_; }
 
  private:
   const bool switched_;
   std::vector<gid_t> groups_;   // the thread's own
+  absl::Status status_;
 };
 
 }  // namespace hierad

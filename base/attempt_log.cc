@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "base/fs.h"
+#include "base/fs_descriptor.h"
 #include "base/limits.h"
 #include "base/status.h"
 #include "base/text.h"
@@ -42,10 +43,15 @@ std::string HeadOf(int fd) {
 }
 
 absl::StatusOr<File> Open(const std::string& path) {
-  File file{UniqueFd(open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK)), 0, ""};
+  File file;
+  ASSIGN_OR_RETURN(file.fd, OpenRegularIn(AT_FDCWD, path, O_RDONLY, 0, path));
   struct stat info;
-  if (!file.fd || fstat(file.fd.get(), &info) != 0) return ErrnoStatus(errno, "cannot read the log", path);
-  if (!S_ISREG(info.st_mode)) return absl::FailedPreconditionError("\"" + Printable(path) + "\" is not a file");
+  if (fstat(file.fd.get(), &info) != 0) return ErrnoStatus(errno, "cannot read the log", path);
+  if (info.st_size > limits::kLogReadBytes) {
+    return absl::FailedPreconditionError("the log \"" + Printable(path) + "\" has " + std::to_string(info.st_size) + " bytes, and no more than " +
+                                         std::to_string(limits::kLogReadBytes) + " (4 GiB) are read: its rank has not written that (hierad-agent "
+                                         "--log-bytes); look at it by other means, or remove it");
+  }
   file.size = info.st_size;
   file.head = HeadOf(file.fd.get());
   return file;
@@ -216,7 +222,9 @@ class Reader {
 
 }  // namespace
 
-std::string RankLogPath(const std::string& run_folder, int rank) { return JoinPath(run_folder, "rank-" + std::to_string(rank) + ".log"); }
+std::string RankLogName(int rank) { return "rank-" + std::to_string(rank) + ".log"; }
+
+std::string RankLogPath(const std::string& run_folder, int rank) { return JoinPath(run_folder, RankLogName(rank)); }
 
 std::string AttemptLineText(uint64_t job_id, int attempt, int rank, const std::string& slot, int64_t unix_ms, bool continued) {
   char when[32] = "";

@@ -12,6 +12,7 @@
 
 namespace hierad {
 
+std::string RankLogName(int rank);   // in the run folder
 std::string RankLogPath(const std::string& run_folder, int rank);
 
 // The line at the head of an attempt: "---- job 7, attempt 2, rank 0, cpu-0, 2026-12-01 07:31:00 UTC"; "..., continued" at the head of a

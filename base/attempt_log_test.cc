@@ -263,6 +263,16 @@ TEST_F(AttemptLogTest, IsReadWithTheRightsOfTheRanksAccount) {
   EXPECT_FALSE(as_nobody().ok());
 }
 
+TEST_F(AttemptLogTest, ALogThatIsAllHoleIsRefused) {
+  for (const char* end : {"", ".1"}) {
+    Write("x\n");
+    std::ofstream(path_ + end) << "x\n";
+    std::filesystem::resize_file(path_ + end, uint64_t(limits::kLogReadBytes) + 1);
+    EXPECT_NE(std::string(Find(1).status().message()).find("no more than 4294967296 (4 GiB) are read"), std::string::npos) << Find(1).status();
+    std::filesystem::remove(path_ + end);
+  }
+}
+
 TEST_F(AttemptLogTest, LinksAndPipesAreRefused) {
   std::ofstream(folder_ + "/secret") << "x";
   for (const char* end : {"", ".1"}) {

@@ -2,10 +2,12 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <cstdio>
 #include <cstring>
 #include <dirent.h>
 #include <fcntl.h>
 #include <memory>
+#include <random>
 #include <sys/stat.h>
 #include <sys/statvfs.h>
 #include <system_error>
@@ -13,6 +15,7 @@
 
 #include "base/failpoint.h"
 #include "base/fs_descriptor.h"
+#include "base/limits.h"
 #include "base/status.h"
 #include "base/text.h"
 
@@ -82,31 +85,70 @@ absl::Status WriteAll(int fd, std::string_view data, std::string_view path_for_m
   return absl::OkStatus();
 }
 
-absl::Status SyncFolder(const std::string& path) {
+namespace {
+
+absl::Status SyncFolderAt(int at, const char* name, const std::string& path) {
   HIERAD_FAILPOINT("fs.sync_folder");
-  UniqueFd fd(::open(path.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
+  UniqueFd fd(::openat(at, name, O_RDONLY | O_DIRECTORY | O_CLOEXEC));
   if (!fd) return ErrnoStatus(errno, "cannot open folder", path);
   if (::fsync(fd.get()) != 0) return ErrnoStatus(errno, "cannot sync folder", path);
   return absl::OkStatus();
 }
 
+std::string NameOf(const std::string& path) { return path.substr(path.rfind('/') + 1); }
+
+// A new file beside `name`, which is the beginning of its name.
+UniqueFd MakeTemporary(int folder, const std::string& name, std::string* temporary) {
+  std::random_device random;
+  for (int tries = 0; tries < 100; ++tries) {
+    char end[16];
+    std::snprintf(end, sizeof end, ".tmp-%06x", random() & 0xFFFFFF);
+    *temporary = name + end;
+    UniqueFd fd(::openat(folder, temporary->c_str(), O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, 0600));
+    if (fd || errno != EEXIST) return fd;
+  }
+  return UniqueFd();
+}
+
+}  // namespace
+
+absl::Status SyncFolder(const std::string& path) { return SyncFolderAt(AT_FDCWD, path.c_str(), path); }
+
 absl::Status WriteFileAtomic(const std::string& path, std::string_view data, int mode) {
-  std::string temporary = path + ".tmp-XXXXXX";
-  UniqueFd fd(::mkostemp(temporary.data(), O_CLOEXEC));
+  const UniqueFd folder(::open(FolderOf(path).c_str(), O_PATH | O_DIRECTORY | O_CLOEXEC));
+  if (!folder) return ErrnoStatus(errno, "cannot create", path);
+  return WriteFileAtomicIn(folder.get(), NameOf(path), data, mode, path);
+}
+
+absl::Status WriteFileAtomicIn(int folder, const std::string& name, std::string_view data, int mode, const std::string& path) {
+  std::string temporary;
+  const UniqueFd fd = MakeTemporary(folder, name, &temporary);
   if (!fd) return ErrnoStatus(errno, "cannot create", path);
   const auto finish = [&]() -> absl::Status {
-    if (::fchmod(fd.get(), mode_t(mode)) != 0) return ErrnoStatus(errno, "cannot set the mode of", temporary);
+    if (::fchmod(fd.get(), mode_t(mode)) != 0) return ErrnoStatus(errno, "cannot set the mode of", JoinPath(FolderOf(path), temporary));
     RETURN_IF_ERROR(WriteAll(fd.get(), data, path));
     HIERAD_FAILPOINT("fs.sync_file");
     if (::fsync(fd.get()) != 0) return ErrnoStatus(errno, "cannot sync", path);
-    if (::rename(temporary.c_str(), path.c_str()) != 0) return ErrnoStatus(errno, "cannot put in place", path);
+    if (::renameat(folder, temporary.c_str(), folder, name.c_str()) != 0) return ErrnoStatus(errno, "cannot put in place", path);
     return absl::OkStatus();
   };
   if (absl::Status status = finish(); !status.ok()) {
-    ::unlink(temporary.c_str());
+    ::unlinkat(folder, temporary.c_str(), 0);
     return status;
   }
-  return SyncFolder(FolderOf(path));
+  return SyncFolderAt(folder, ".", FolderOf(path));
+}
+
+absl::StatusOr<UniqueFd> OpenRegularIn(int folder, const std::string& name, int flags, int mode, const std::string& path) {
+  UniqueFd fd(::openat(folder, name.c_str(), flags | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC, mode_t(mode)));
+  struct stat info;
+  if (fd && ::fstat(fd.get(), &info) != 0) return ErrnoStatus(errno, "cannot open", path);
+  // A pipe without a reader, a socket, a link: errno says so in words that help nobody.
+  if (fd ? !S_ISREG(info.st_mode) : errno == ELOOP || errno == ENXIO || errno == EISDIR) {
+    return absl::FailedPreconditionError("\"" + Printable(path) + "\" is not a file but a link, pipe, folder or device; remove it");
+  }
+  if (!fd) return ErrnoStatus(errno, "cannot open", path);
+  return fd;
 }
 
 absl::Status MakeFolders(const std::string& path, int mode) {
@@ -130,9 +172,15 @@ struct FolderCloser {
   void operator()(DIR* folder) const { ::closedir(folder); }
 };
 
-absl::Status RemoveBeneath(int parent, const char* name, const std::string& path) {
+// Each level holds a descriptor and a frame: as deep as whoever made the folders likes, it would end the process.
+absl::Status RemoveBeneath(int parent, const char* name, const std::string& path, int depth = 0) {
   if (::unlinkat(parent, name, 0) == 0 || errno == ENOENT) return absl::OkStatus();
   const int error = errno;
+  if (depth >= limits::kFolderDepth) {
+    constexpr size_t kShown = 256;
+    return absl::FailedPreconditionError("cannot remove \"" + Printable(path.substr(0, kShown)) + "...\": its folders are nested more than " +
+                                         std::to_string(limits::kFolderDepth) + " deep; remove it by hand");
+  }
   // O_NOFOLLOW: a folder swapped for a link between the two calls is not entered.
   const int fd = ::openat(parent, name, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
   if (fd < 0) return ErrnoStatus(error, "cannot remove", path);
@@ -144,7 +192,7 @@ absl::Status RemoveBeneath(int parent, const char* name, const std::string& path
   while (const dirent* entry = ::readdir(folder.get())) {
     const std::string_view child = entry->d_name;
     if (child == "." || child == "..") continue;
-    RETURN_IF_ERROR(RemoveBeneath(fd, entry->d_name, JoinPath(path, child)));
+    RETURN_IF_ERROR(RemoveBeneath(fd, entry->d_name, JoinPath(path, child), depth + 1));
   }
   if (::unlinkat(parent, name, AT_REMOVEDIR) != 0 && errno != ENOENT) {
     return ErrnoStatus(errno, "cannot remove folder", path);

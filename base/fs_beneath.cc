@@ -62,6 +62,11 @@ int Open(int root, const std::string& relative, int flags, int mode, uint64_t re
   }
 }
 
+bool HasDots(const std::string& path) {
+  const std::vector<std::string> parts = Split(path, '/');
+  return std::find(parts.begin(), parts.end(), "..") != parts.end();
+}
+
 absl::Status LeadsOut(const std::string& path, const std::string& roots) {
   return absl::PermissionDeniedError(absl::StrCat("\"", Printable(path), "\" leads out of ", roots));
 }
@@ -104,8 +109,7 @@ absl::StatusOr<HeldRoots> HeldRoots::Open(const std::vector<std::string>& roots)
 }
 
 absl::StatusOr<UniqueFd> HeldRoots::Open(const std::string& path, int flags) const {
-  const std::vector<std::string> parts = Split(path, '/');
-  if (path.empty() || path[0] != '/' || std::find(parts.begin(), parts.end(), "..") != parts.end()) return LeadsOut(path, all_);
+  if (path.empty() || path[0] != '/' || HasDots(path)) return LeadsOut(path, all_);
   for (const Root& root : roots_) {
     std::string relative;
     if (!Relative(root.path, path, &relative)) continue;
@@ -116,10 +120,39 @@ absl::StatusOr<UniqueFd> HeldRoots::Open(const std::string& path, int flags) con
   return LeadsOut(path, all_);
 }
 
+absl::StatusOr<UniqueFd> MakeFoldersBeneath(const std::vector<std::string>& roots, const std::string& path) {
+  const std::string all = Printable(absl::StrJoin(roots, ", "));
+  if (path.empty() || path[0] != '/' || HasDots(path)) return LeadsOut(path, all);
+  std::string there;
+  const auto root = std::find_if(roots.begin(), roots.end(), [&](const std::string& each) { return Relative(each, path, &there); });
+  if (root == roots.end()) return LeadsOut(path, all);
+  const UniqueFd top(open(root->c_str(), O_PATH | O_DIRECTORY | O_CLOEXEC));
+  if (!top) return ErrnoStatus(errno, "cannot open the root", *root);
+  std::vector<std::string> missing;   // the last first
+  UniqueFd folder;
+  while (!(folder = UniqueFd(Open(top.get(), there, O_PATH | O_DIRECTORY, 0)))) {
+    if (errno == EXDEV || errno == ELOOP) return LeadsOut(path, all);
+    if (errno != ENOENT || there == ".") return ErrnoStatus(errno, "cannot open the folder", path);
+    const size_t slash = there.rfind('/');
+    missing.push_back(slash == std::string::npos ? there : there.substr(slash + 1));
+    there = slash == std::string::npos ? std::string(1, '.') : there.substr(0, slash);
+  }
+  for (; !missing.empty(); missing.pop_back()) {
+    const std::string& name = missing.back();
+    if (name.empty() || name == ".") continue;
+    if (mkdirat(folder.get(), name.c_str(), 0755) != 0 && errno != EEXIST) return ErrnoStatus(errno, "cannot create folder", path);
+    folder = UniqueFd(openat(folder.get(), name.c_str(), O_PATH | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC));
+    if (folder) continue;
+    if (errno != ENOTDIR && errno != ELOOP) return ErrnoStatus(errno, "cannot open the folder", path);
+    return absl::PermissionDeniedError(absl::StrCat("\"", Printable(path), "\" cannot be made: \"", Printable(name),
+                                                    "\" on the way is a link that leads nowhere, or no folder"));
+  }
+  return folder;
+}
+
 absl::Status CheckBeneath(const std::vector<std::string>& roots, const std::string& path) {
   const std::string all = Printable(absl::StrJoin(roots, ", "));
-  const std::vector<std::string> parts = Split(path, '/');
-  if (path.empty() || path[0] != '/' || std::find(parts.begin(), parts.end(), "..") != parts.end()) return LeadsOut(path, all);
+  if (path.empty() || path[0] != '/' || HasDots(path)) return LeadsOut(path, all);
   for (const std::string& root : roots) {
     std::string relative;
     if (!Relative(root, path, &relative)) continue;

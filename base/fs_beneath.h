@@ -36,6 +36,10 @@ class HeldRoots {
   std::string all_;   // for messages
 };
 
+// Opens the folder `path` (absolute; O_PATH) beneath the first of the roots that it is lexically in, and makes of it what is missing, each
+// part in the descriptor of the one before: whatever is renamed meanwhile, nothing is made elsewhere. Errors as OpenBeneath's.
+absl::StatusOr<UniqueFd> MakeFoldersBeneath(const std::vector<std::string>& roots, const std::string& path);
+
 // OK when `path` (absolute; its end need not exist yet) stays beneath one of the roots.
 absl::Status CheckBeneath(const std::vector<std::string>& roots, const std::string& path);
 

@@ -82,6 +82,63 @@ TEST_F(BeneathTest, WhatLeavesIsRefused) {
   EXPECT_FALSE(CheckBeneath({}, root_).ok());
 }
 
+TEST_F(BeneathTest, MakesFoldersThatStay) {
+  for (const char* path : {"/a/new", "/made/of/many//parts/", "/in/new/deep", "/a/b", ""}) {
+    const auto made = MakeFoldersBeneath({"/none", root_}, root_ + path);
+    ASSERT_TRUE(made.ok()) << path << ": " << made.status();
+    EXPECT_TRUE(IsBeneath(Place(made->get()))) << path;
+    EXPECT_TRUE(std::filesystem::equivalent(Place(made->get()), root_ + path)) << path;
+  }
+  for (const char* path : {"/out/new", "/abs/new", "/a/out/new", "/a/../../outside/new", "/nowhere", "/nowhere/new", "/slash/tmp/new", "/loop/new"}) {
+    const auto made = MakeFoldersBeneath({root_}, root_ + path);
+    EXPECT_TRUE(absl::IsPermissionDenied(made.status())) << path << ": " << made.status();
+  }
+  EXPECT_FALSE(MakeFoldersBeneath({root_}, root_ + "/a/f/new").ok());
+  EXPECT_FALSE(MakeFoldersBeneath({root_}, top_ + "/root-not/new").ok());
+  for (const char* outside : {"/outside", "/root-not"}) {
+    for (const auto& each : std::filesystem::recursive_directory_iterator(top_ + outside)) EXPECT_NE(each.path().filename(), "new") << each.path();
+  }
+}
+
+// The owner of a folder on the way exchanges it for a link that leaves, again and again.
+TEST_F(BeneathTest, MakesNothingOutsideWhileTheWayIsExchanged) {
+  std::filesystem::create_directories(root_ + "/swap");
+  std::filesystem::create_symlink("../outside", root_ + "/swap.link");
+  std::atomic<bool> stop{false};
+  std::thread swapper([&] {
+    while (!stop) syscall(SYS_renameat2, AT_FDCWD, (root_ + "/swap").c_str(), AT_FDCWD, (root_ + "/swap.link").c_str(), 2u /* RENAME_EXCHANGE */);
+  });
+  int made = 0, refused = 0;
+  for (int i = 0; i < 2000; ++i) {
+    const auto folder = MakeFoldersBeneath({root_}, absl::StrCat(root_, "/swap/run-", i, "/deep"));
+    ++(folder.ok() ? made : refused);
+  }
+  stop = true;
+  swapper.join();
+  std::fprintf(stderr, "%d made, %d refused\n", made, refused);
+  EXPECT_GT(made, 0);
+  EXPECT_GT(refused, 0);
+  for (const auto& each : std::filesystem::directory_iterator(top_ + "/outside")) EXPECT_EQ(each.path().filename().string().rfind("run-", 0), std::string::npos) << each.path();
+}
+
+// A link comes where a folder is about to be made.
+TEST_F(BeneathTest, OpensNoLinkThatCameInTheMeantime) {
+  const std::string flip = root_ + "/flip";
+  std::atomic<bool> stop{false};
+  std::thread flipper([&] {
+    while (!stop) {
+      if (symlink("../outside", flip.c_str()) != 0) rmdir(flip.c_str());
+      unlink(flip.c_str());
+    }
+  });
+  for (int i = 0; i < 40000; ++i) {
+    const auto folder = MakeFoldersBeneath({root_}, flip);
+    EXPECT_TRUE(!folder.ok() || IsBeneath(Place(folder->get())));
+  }
+  stop = true;
+  flipper.join();
+}
+
 // Paths of everything that a path can be made of, while a folder on the way is exchanged for a link that leaves, again and
 // again.
 TEST_F(BeneathTest, AThousandHostilePathsLeadNowhere) {

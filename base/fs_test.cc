@@ -1,12 +1,16 @@
 #include "base/fs.h"
 
 #include <fcntl.h>
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
 #include <cerrno>
 #include <cstdlib>
+
+#include "base/fs_descriptor.h"
+#include "base/limits.h"
 
 namespace hierad {
 namespace {
@@ -63,6 +67,53 @@ TEST_F(FsTest, MakesAndRemovesTrees) {
   EXPECT_FALSE(Exists(Path("a")));
   EXPECT_TRUE(Exists(Path("kept"))) << "a link was followed";
   EXPECT_TRUE(RemoveTree(Path("a")).ok()) << "missing is fine";
+}
+
+// As deep as a job's user likes: refused, before descriptors or the stack run out.
+TEST_F(FsTest, FoldersAreNotFollowedWithoutEnd) {
+  const auto make = [&](const std::string& top, int depth) {
+    UniqueFd at(::open(folder_.c_str(), O_PATH | O_DIRECTORY));
+    for (int i = 0; i < depth; ++i) {
+      const char* name = i == 0 ? top.c_str() : "d";
+      ASSERT_EQ(::mkdirat(at.get(), name, 0755), 0);
+      at = UniqueFd(::openat(at.get(), name, O_PATH | O_DIRECTORY));
+    }
+  };
+  make("fits", limits::kFolderDepth);
+  EXPECT_TRUE(RemoveTree(Path("fits")).ok());
+  make("deep", 3000);
+  const absl::Status removed = RemoveTree(Path("deep"));
+  EXPECT_EQ(removed.code(), absl::StatusCode::kFailedPrecondition);
+  EXPECT_THAT(std::string(removed.message()), testing::AllOf(testing::HasSubstr("nested more than 128 deep"), testing::SizeIs(testing::Lt(1000u))));
+  // By hand, from below.
+  EXPECT_EQ(std::system(("rm -rf '" + Path("deep") + "'").c_str()), 0);
+}
+
+TEST_F(FsTest, OnlyFilesAreOpenedWhereOthersPutThings) {
+  const auto open_as = [&](const char* name, int flags) { return OpenRegularIn(AT_FDCWD, Path(name), flags, 0644, Path(name)); };
+  ASSERT_TRUE(open_as("new", O_RDWR | O_CREAT).ok());
+  EXPECT_TRUE(open_as("new", O_RDONLY).ok());
+  EXPECT_TRUE(absl::IsNotFound(open_as("none", O_RDONLY).status()));
+  ASSERT_EQ(::mkfifo(Path("pipe").c_str(), 0600), 0);
+  ASSERT_TRUE(MakeFolders(Path("folder")).ok());
+  ASSERT_EQ(::symlink("new", Path("link").c_str()), 0);
+  for (const char* name : {"pipe", "folder", "link"}) {
+    for (const int flags : {O_RDONLY, O_WRONLY | O_CREAT, O_RDWR | O_CREAT | O_APPEND}) {   // and it does not hang
+      const auto opened = open_as(name, flags);
+      EXPECT_EQ(opened.status().code(), absl::StatusCode::kFailedPrecondition) << name << " " << flags;
+      EXPECT_THAT(std::string(opened.status().message()), testing::AllOf(testing::HasSubstr(name), testing::HasSubstr("remove it"))) << flags;
+    }
+  }
+}
+
+TEST_F(FsTest, WritesIntoAFolderThatIsOpenWhateverTakesItsName) {
+  ASSERT_TRUE(MakeFolders(Path("run")).ok());
+  const UniqueFd run(::open(Path("run").c_str(), O_PATH | O_DIRECTORY));
+  ASSERT_EQ(::rename(Path("run").c_str(), Path("away").c_str()), 0);
+  ASSERT_TRUE(MakeFolders(Path("run")).ok());
+  ASSERT_TRUE(WriteFileAtomicIn(run.get(), "x", "data", 0644, Path("run/x")).ok());
+  EXPECT_EQ(*ListFolder(Path("run")), std::vector<std::string>());
+  EXPECT_EQ(*ListFolder(Path("away")), std::vector<std::string>{"x"});
 }
 
 TEST_F(FsTest, ListsSorted) {

@@ -25,6 +25,9 @@ inline constexpr int64_t kSampleElements = 1 << 28;       // numbers in one samp
 inline constexpr int kQueuedJobs = 100000;
 inline constexpr int64_t kSafetensorsHeaderBytes = 100 << 20;   // the format's own limit
 inline constexpr int64_t kLogFileBytes = 256 << 20;       // per rank; then the log is rotated once
+inline constexpr int64_t kLogFileMost = int64_t{2} << 30; // that may be asked for instead: with what comes within a second, far below the next
+inline constexpr int64_t kLogReadBytes = int64_t{4} << 30;   // a larger log no keeper has written: a file with a hole is as large as one likes
+inline constexpr int kFolderDepth = 128;                  // of folders whose owner is a job's user, walked with a descriptor a level; a run has five
 
 inline constexpr int64_t kTsFileBytes = int64_t{2} << 30; // .ts text is held in memory; larger sets belong in .npy
 inline constexpr int64_t kNpyHeaderBytes = 1 << 20;       // far beyond any array of numbers

@@ -5,8 +5,9 @@
 #include <string>
 #include <vector>
 
-#include "absl/status/status.h"
+#include "absl/status/statusor.h"
 #include "base/account.h"
+#include "base/fs.h"
 
 namespace hierad {
 
@@ -16,9 +17,10 @@ struct OutputFolder {
   std::vector<std::string> allowed_roots;  // of paths that users give; none: anywhere
 };
 
-// Makes it where it is not there, with the rights of `account` (none: this process's own).
+// Makes it where it is not there, with the rights of `account` (none: this process's own), and opens it (O_PATH). All that is written to it
+// goes from that descriptor: whoever may rename the folder could put another in its place at any time.
 // PermissionDenied: it is given and leads out of the roots by now, whatever it did when the job was submitted; or it is not, others may
 // make folders beside it, and somebody else has made it (or a link of that name) beforehand, who could change all that comes there.
-absl::Status MakeOutputFolder(const OutputFolder& folder, const std::optional<Account>& account);
+absl::StatusOr<UniqueFd> MakeOutputFolder(const OutputFolder& folder, const std::optional<Account>& account);
 
 }  // namespace hierad

@@ -174,6 +174,7 @@ absl::Status CheckWorkerUser(const ServerConfig& c) {
     return Bad("worker_user: only hierad of root can start ranks as the users who submit; start it as root, or leave worker_user out");
   }
   if (!other) return absl::OkStatus();
+  if (const absl::Status can = CanTakeAccounts(); !can.ok()) return Annotate(can, "worker_user: ranks run as the users who submit");
   if (c.agent == "auto" && c.access == "owner") {
     return Bad("worker_user: ranks of another account could not open hierad's socket; set access: group or everyone, and listen to a path in a "
                "folder that they may enter, such as unix:/run/hierad/hierad.sock");

@@ -97,6 +97,7 @@ grpc::Status ControlService::Submit(grpc::ServerContext* context, const v1::Subm
   absl::Status folder_check;
   {
     const FilesAs rights(RightsFor(caller->name));
+    if (!rights.status().ok()) return ToRpc(rights.status());
     if (absl::Status s = AsStatus(PrepareSpec(checked.mutable_spec(), allowed_roots_)); !s.ok()) return ToRpc(s);
     folder_check = CheckOutputFolder(checked.spec().output().folder());
   }
@@ -110,6 +111,7 @@ grpc::Status ControlService::Validate(grpc::ServerContext* context, const v1::Va
   if (const absl::Status account = CheckAccount(*caller); !account.ok()) reply->add_problems(std::string(account.message()));
   {
     const FilesAs rights(RightsFor(caller->name));
+    if (!rights.status().ok()) return ToRpc(rights.status());
     for (const std::string& problem : PrepareSpec(&spec, allowed_roots_)) reply->add_problems(problem);
     if (reply->problems_size() > 0) return grpc::Status::OK;
     if (absl::Status s = CheckOutputFolder(spec.output().folder()); !s.ok()) reply->add_problems(std::string(s.message()));
@@ -311,7 +313,8 @@ grpc::Status ControlService::CollectGarbage(grpc::ServerContext* context, const 
     std::string folder;
   };
   std::vector<Found> found;
-  absl::flat_hash_set<std::string> young, seen;   // run folders: jobs may share one that they give
+  absl::flat_hash_set<std::string> young, freed;   // folders: jobs may share one that they give
+  absl::flat_hash_set<std::pair<std::string, std::string>> seen;   // with whose rights: that one user may not does not keep another from it
   v1::ListRequest page;
   for (v1::JobState state : {v1::SUCCEEDED, v1::FAILED, v1::CANCELLED}) page.add_states(state);
   while (!context->IsCancelled()) {
@@ -320,7 +323,7 @@ grpc::Status ControlService::CollectGarbage(grpc::ServerContext* context, const 
     for (const v1::Job& job : jobs->jobs()) {
       page.set_before_id(job.id());
       if (job.finished_ms() > before_ms) young.insert(job.run_folder());
-      if (job.finished_ms() > before_ms || !seen.insert(job.run_folder()).second) continue;
+      if (job.finished_ms() > before_ms || !seen.emplace(job.run_folder(), FolderIsGiven(job) ? job.submitter() : "").second) continue;
       Found one;
       one.folder = job.run_folder();
       if (FolderIsGiven(job)) one.account = RightsFor(job.submitter());
@@ -335,7 +338,9 @@ grpc::Status ControlService::CollectGarbage(grpc::ServerContext* context, const 
     reply->set_more(true);
   }
   for (auto& [garbage, account, folder] : found) {
+    if (freed.contains(garbage.path())) continue;
     if (!request->dry_run() && !context->IsCancelled() && garbage.problem().empty()) Remove(account, &garbage);
+    if (garbage.problem().empty()) freed.insert(garbage.path());
     *reply->add_found() = std::move(garbage);
   }
   return grpc::Status::OK;

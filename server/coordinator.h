@@ -89,12 +89,12 @@ struct Overview {
     std::string name;
     bool connected = false;
     int64_t last_seen_ms = 0;
-    int64_t slots[2][3] = {};   // by kind (CPU, CUDA) and state (free, busy, lost)
+    int64_t slots[2][4] = {};   // by kind (CPU, CUDA) and state (free, busy, lost, faulty)
   };
   std::vector<std::pair<v1::JobState, int64_t>> jobs_by_state;
   std::vector<JobLook> jobs;
   std::vector<NodeLook> nodes;
-  int64_t slots_busy = 0, slots_free = 0, slots_lost = 0;
+  int64_t slots_busy = 0, slots_free = 0, slots_lost = 0, slots_faulty = 0;
   int64_t nodes_connected = 0, nodes_lost = 0;
   int64_t agent_sessions = 0, worker_sessions = 0;
   int64_t store_errors = 0, history_errors = 0;

@@ -255,8 +255,10 @@ Overview Coordinator::LookNow() {
     look.connected = node.connected;
     look.last_seen_ms = nodes_.at(node.name).last_seen_ms;
     for (const NodeSlots::Use& use : node.slots) {
-      ++(!node.connected ? overview.slots_lost : use.busy ? overview.slots_busy : overview.slots_free);
-      ++look.slots[use.slot.kind() == v1::Slot::CUDA ? 1 : 0][!node.connected ? 2 : use.busy ? 1 : 0];
+      const int state = !node.connected ? 2 : use.faulty ? 3 : use.busy ? 1 : 0;
+      int64_t* const totals[] = {&overview.slots_free, &overview.slots_busy, &overview.slots_lost, &overview.slots_faulty};
+      ++*totals[state];
+      ++look.slots[use.slot.kind() == v1::Slot::CUDA ? 1 : 0][state];
     }
   }
   overview.agent_sessions = static_cast<int64_t>(agents_.size());

@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <array>
 #include <fstream>
+#include <iterator>
 #include <limits>
 #include <mutex>
 #include <optional>
@@ -189,14 +190,14 @@ void AddJob(Families* f, const Overview::JobLook& look, int64_t now_ms, const st
 
 void AddNodes(Families* f, const Overview& overview) {
   static constexpr const char* kKinds[] = {"cpu", "cuda"};
-  static constexpr const char* kStates[] = {"free", "busy", "lost"};
+  static constexpr const char* kStates[] = {"free", "busy", "lost", "faulty"};
   for (const Overview::NodeLook& node : overview.nodes) {
     const Labels id = {{"node", CleanLabel(node.name)}};
     f->Add(Metric::kNodeUp, id, node.connected ? 1 : 0);
     if (node.last_seen_ms > 0) f->Add(Metric::kNodeReportAge, id, Seconds(std::max<int64_t>(0, overview.now_ms - node.last_seen_ms)));
     for (int kind = 0; kind < 2; ++kind) {
-      if (node.slots[kind][0] + node.slots[kind][1] + node.slots[kind][2] == 0) continue;
-      for (int state = 0; state < 3; ++state) {
+      if (std::all_of(std::begin(node.slots[kind]), std::end(node.slots[kind]), [](int64_t count) { return count == 0; })) continue;
+      for (int state = 0; state < 4; ++state) {
         f->Add(Metric::kNodeSlots, {{"node", CleanLabel(node.name)}, {"kind", kKinds[kind]}, {"state", kStates[state]}},
                static_cast<double>(node.slots[kind][state]));
       }
@@ -269,6 +270,7 @@ std::vector<MetricFamily> FamiliesOf(const Overview& overview, const ExporterOpt
   f.Add(Metric::kSlots, {{"state", "free"}}, static_cast<double>(overview.slots_free));
   f.Add(Metric::kSlots, {{"state", "busy"}}, static_cast<double>(overview.slots_busy));
   f.Add(Metric::kSlots, {{"state", "lost"}}, static_cast<double>(overview.slots_lost));
+  f.Add(Metric::kSlots, {{"state", "faulty"}}, static_cast<double>(overview.slots_faulty));
   f.Add(Metric::kNodes, {{"state", "connected"}}, static_cast<double>(overview.nodes_connected));
   f.Add(Metric::kNodes, {{"state", "lost"}}, static_cast<double>(overview.nodes_lost));
   f.Add(Metric::kSessions, {{"kind", "agent"}}, static_cast<double>(overview.agent_sessions));

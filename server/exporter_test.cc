@@ -69,6 +69,7 @@ Overview OneJob(const std::string& name) {
   node.name = "node-1";
   node.connected = true;
   node.slots[1][1] = 2;
+  node.slots[1][3] = overview.slots_faulty = 1;
   overview.decisions.Add(std::chrono::microseconds(200));
   return overview;
 }
@@ -167,7 +168,12 @@ TEST_F(ExporterTest, ShowsAJob) {
   EXPECT_EQ(Value(samples, "hierad_rank_skipped_samples_total"), 3);
   EXPECT_EQ(samples.count("hierad_decision_seconds_bucket"), Latency::kBounds.size() + 1);
   EXPECT_EQ(Value(samples, "hierad_decision_seconds_count"), 1);
-  EXPECT_EQ(samples.count("hierad_node_slots"), 3u);
+  for (const auto& [name, among] : {std::pair("hierad_node_slots", 4u), std::pair("hierad_slots", 4u)}) {
+    std::map<std::string, std::string> by_state;
+    for (auto [at, end] = samples.equal_range(name); at != end; ++at) by_state[at->second.first.at("state")] = at->second.second;
+    EXPECT_EQ(by_state.size(), among) << name;
+    EXPECT_EQ(by_state["busy"] + by_state["faulty"] + by_state["free"] + by_state["lost"], "2100") << name;
+  }
   EXPECT_GT(Value(samples, "hierad_disk_free_bytes"), 0);
   // The parts of a step are the step.
   double parts = 0;

@@ -1,5 +1,6 @@
 #include "server/garbage.h"
 
+#include <fcntl.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -67,6 +68,21 @@ TEST_F(RunFolders, AreNotThoseOfOthersByALink) {
   ASSERT_TRUE(GarbageOf(job_, true, std::nullopt, &later));   // the run itself: a link too
   RemoveGarbage(std::nullopt, &later);
   EXPECT_TRUE(Exists(Path("yours/checkpoints/step-1/state")));
+}
+
+// Nested as deep as its owner likes, for whoever walks it.
+TEST_F(RunFolders, AsDeepAsOneLikesEndNothing) {
+  UniqueFd at(open(Path("mine/checkpoints").c_str(), O_PATH | O_DIRECTORY));
+  for (int i = 0; i < 3000; ++i) {
+    ASSERT_EQ(mkdirat(at.get(), "d", 0755), 0);
+    at = UniqueFd(openat(at.get(), "d", O_PATH | O_DIRECTORY));
+  }
+  v1::Garbage garbage;
+  ASSERT_TRUE(GarbageOf(job_, false, std::nullopt, &garbage));
+  RemoveGarbage(std::nullopt, &garbage);
+  EXPECT_FALSE(garbage.removed());
+  EXPECT_THAT(garbage.problem(), testing::HasSubstr("nested more than 128 deep"));
+  EXPECT_EQ(std::system(("rm -rf '" + Path("mine") + "'").c_str()), 0);
 }
 
 // output.folder may name another user's: hierad of root removes there no more than the job's account could.

@@ -17,7 +17,7 @@ std::vector<MetricGroup> MakeGroups() {
            {Metric::kResidentBytes, "process_resident_memory_bytes", kGauge, "", "Resident memory of hierad."},
            {Metric::kJobs, "hierad_jobs", kGauge, "state", "Jobs by state, ended ones included; every state is always there. queued is the queue's depth."},
            {Metric::kQueueWaitSeconds, "hierad_queue_wait_seconds", kGauge, "", "How long the first in the queue has waited since its submission; 0: the queue is empty."},
-           {Metric::kSlots, "hierad_slots", kGauge, "state: free, busy, lost", "Places for ranks; lost: on a node that is not connected."},
+           {Metric::kSlots, "hierad_slots", kGauge, "state: free, busy, lost, faulty", "Places for ranks; lost: on a node that is not connected; faulty: out of use for a fault of its card until hierctl undrain NODE, whether a rank still runs there or not."},
            {Metric::kNodes, "hierad_nodes", kGauge, "state: connected, lost", "Nodes by state."},
            {Metric::kSessions, "hierad_sessions", kGauge, "kind: agent, worker", "Open sessions."},
            {Metric::kDecisionSeconds, "hierad_decision_seconds", kHistogram, "", "From taking requests and reports to the decisions on them, the commit left out."},
@@ -33,7 +33,7 @@ std::vector<MetricGroup> MakeGroups() {
        {
            {Metric::kNodeUp, "hierad_node_up", kGauge, "node", "1: its agent is connected."},
            {Metric::kNodeReportAge, "hierad_node_report_age_seconds", kGauge, "node", "Since its agent's last report; agents report once a second."},
-           {Metric::kNodeSlots, "hierad_node_slots", kGauge, "node, kind: cpu, cuda, state: free, busy, lost", "Slots of the node; kinds that it never had are left out."},
+           {Metric::kNodeSlots, "hierad_node_slots", kGauge, "node, kind: cpu, cuda, state: free, busy, lost, faulty", "Slots of the node, states as of hierad_slots; kinds that it never had are left out."},
        }},
       {"Jobs, from submission on",
        {

@@ -67,6 +67,7 @@ absl::Status RankLog::FindTail() {
 absl::StatusOr<LogSlice> RankLog::Ask(const Source& source, int attempt, bool find, const LogCursor& from, uint64_t tail_lines) {
   if (source.empty()) {
     const FilesAs rights(account_);
+    RETURN_IF_ERROR(rights.status());
     return ReadAttemptLog(job_.run_folder(), options_.rank, {job_.id(), attempt, find, from, tail_lines});
   }
   v1::LogWanted wanted;

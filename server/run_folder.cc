@@ -7,6 +7,7 @@
 #include "absl/strings/str_cat.h"
 #include "base/attempt_mark.h"
 #include "base/fs.h"
+#include "base/fs_descriptor.h"
 #include "base/job_yaml.h"
 #include "base/output_folder.h"
 #include "base/status.h"
@@ -42,10 +43,14 @@ absl::Status CheckOutputFolder(const std::string& folder) {
 
 absl::Status MakeRunFolder(const JobRow& job, const std::vector<std::string>& allowed_roots, const std::string& credential,
                            const std::optional<Account>& account) {
-  RETURN_IF_ERROR(MakeOutputFolder({job.run_folder, !job.spec.output().folder().empty(), allowed_roots}, account));
+  ASSIGN_OR_RETURN(const UniqueFd folder, MakeOutputFolder({job.run_folder, !job.spec.output().folder().empty(), allowed_roots}, account));
   const FilesAs rights(account);
-  if (absl::Status s = WriteFileAtomic(JoinPath(job.run_folder, kAttemptMarkFile), AttemptMark(credential)); !s.ok()) return s;
-  return WriteFileAtomic(JoinPath(job.run_folder, "job.yaml"), ToJobYaml(job.spec));
+  RETURN_IF_ERROR(rights.status());
+  const auto write = [&](const char* name, const std::string& text) {
+    return WriteFileAtomicIn(folder.get(), name, text, 0644, JoinPath(job.run_folder, name));
+  };
+  RETURN_IF_ERROR(write(kAttemptMarkFile, AttemptMark(credential)));
+  return write("job.yaml", ToJobYaml(job.spec));
 }
 
 }  // namespace hierad

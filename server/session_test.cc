@@ -407,6 +407,12 @@ TEST_F(GpuFaultTest, TheCardGetsNoMoreWorkUntilItsNodeIsUndrained) {
   EXPECT_EQ(fault_of(1), "");
   Fault("gpu-1", 79);
   EXPECT_EQ(Get(id_).state(), v1::RUNNING) << "what runs there goes on";
+  std::optional<absl::StatusOr<Overview>> seen;
+  coordinator_->Look([&](auto reply) { seen = std::move(reply); });
+  Settle();
+  EXPECT_EQ((*seen)->slots_faulty, 1);   // each slot is one thing: its rank does not make it busy
+  EXPECT_EQ((*seen)->slots_busy, 1);
+  EXPECT_EQ((*seen)->nodes.at(0).slots[1][3], 1);
   EXPECT_EQ(fault_of(0), "");
   EXPECT_THAT(fault_of(1), testing::AllOf(HasSubstr("Xid 79"), HasSubstr("restart the machine")));
   Crash(1);

@@ -62,15 +62,16 @@ WebAnswer AnswerOverview(const WebSources& s, const Caller& caller) {
     auto& count = counts[v1::JobState_Name(job.state())];
     count = count.is_null() ? 1 : count.get<int64_t>() + 1;
   }
-  int64_t slots = 0, busy = 0;
+  int64_t slots = 0, busy = 0, faulty = 0;
   for (const v1::Node& node : nodes->nodes()) {
     places.push_back(WebNode(node));
     for (const v1::SlotUse& use : node.slots()) {
       ++slots;
       busy += use.job_id() != 0;
+      faulty += !use.fault().empty();
     }
   }
-  return JsonAnswer({{"only_of", whose}, {"jobs", std::move(list)}, {"nodes", std::move(places)}, {"totals", {{"jobs", std::move(counts)}, {"slots", slots}, {"slots_busy", busy}}}});
+  return JsonAnswer({{"only_of", whose}, {"jobs", std::move(list)}, {"nodes", std::move(places)}, {"totals", {{"jobs", std::move(counts)}, {"slots", slots}, {"slots_busy", busy}, {"slots_faulty", faulty}}}});
 }
 
 WebAnswer AnswerMetrics(const WebSources& s, const v1::Job& job) {

@@ -72,7 +72,7 @@ Json WebDetail(const v1::Job& job) {
 Json WebNode(const v1::Node& node) {
   Json slots = Json::array();
   for (const v1::SlotUse& use : node.slots()) {
-    slots.push_back({{"id", use.slot().id()}, {"model", use.slot().model()}, {"job_id", use.job_id()}, {"rank", use.rank()}});
+    slots.push_back({{"id", use.slot().id()}, {"model", use.slot().model()}, {"job_id", use.job_id()}, {"rank", use.rank()}, {"fault", use.fault()}});
   }
   return {{"name", node.name()}, {"connected", node.connected()}, {"slots", std::move(slots)}};
 }

@@ -11,6 +11,7 @@
 #include <cstdlib>
 #include <new>
 #include <thread>
+#include <sys/stat.h>
 #include <unistd.h>
 #include <utility>
 
@@ -131,6 +132,15 @@ absl::StatusOr<v1::Assignment> ReadAssignment(int fd) {
   return assignment;
 }
 
+// The keeper has made the run's folder and put this process into it; what is written from here on goes by the path.
+absl::Status CheckRunFolder(const std::string& path) {
+  struct stat own, named;
+  if (stat(".", &own) != 0 || stat(path.c_str(), &named) != 0) return ErrnoStatus(errno, "cannot find the run's folder", path);
+  if (own.st_dev == named.st_dev && own.st_ino == named.st_ino) return absl::OkStatus();
+  return absl::PermissionDeniedError(absl::StrCat("the run's folder \"", Printable(path), "\" was exchanged for another while the attempt began; "
+                                                  "nothing was written there; put the folder back, or submit with another output.folder"));
+}
+
 }  // namespace
 
 int RefuseUsage(const absl::Status& status) {
@@ -165,6 +175,10 @@ int RunAssigned(int fd, char** argv, std::chrono::nanoseconds start, const MakeP
   (void)Failpoint("worker.begin");
   if (const absl::Status confined = ConfineJobPaths({assignment->allowed_roots().begin(), assignment->allowed_roots().end()}); !confined.ok()) {
     spdlog::error("{}", std::string(confined.message()));
+    return WorkerExitCode(v1::REASON_USER_ERROR);
+  }
+  if (const absl::Status same = CheckRunFolder(options.run_folder); !same.ok()) {
+    spdlog::error("{}", std::string(same.message()));
     return WorkerExitCode(v1::REASON_USER_ERROR);
   }
   const AttemptWatch watch(options.run_folder, assignment->credential(), [] {

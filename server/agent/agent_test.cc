@@ -328,6 +328,73 @@ TEST_F(AgentTest, TheLogOfARankIsRotatedOnce) {
   EXPECT_TRUE(Eventually([&] { return begun_anew(", continued\nlate\n"); })) << Read("run/rank-0.log");
 }
 
+// What a job's user may put where the log comes: a pipe without a reader, a link, a folder. The keeper neither waits for it nor follows it.
+TEST_F(AgentTest, WhatStandsInPlaceOfALogIsRefused) {
+  ASSERT_TRUE(MakeFolders(Path("run/rank-2.log")).ok());
+  ASSERT_EQ(mkfifo(Path("run/rank-0.log").c_str(), 0600), 0);
+  ASSERT_EQ(symlink(Path("victim").c_str(), Path("run/rank-1.log").c_str()), 0);
+  StartAgent("exit 0");
+  for (int rank = 0; rank < 3; ++rank) {
+    Assign(rank);
+    const v1::RankProcess ended = Ended(rank);
+    EXPECT_EQ(ended.reason(), v1::REASON_USER_ERROR);
+    for (const char* words : {"output.folder: cannot write the log", ".log\" is not a file", "remove it"}) {
+      EXPECT_NE(ended.last_words().find(words), std::string::npos) << ended.last_words();
+    }
+  }
+  EXPECT_FALSE(Exists(Path("victim")));
+}
+
+TEST_F(AgentTest, WhatStandsInPlaceOfTheOldLogIsReplaced) {
+  ASSERT_TRUE(MakeFolders(Path("run")).ok());
+  Write("victim", "kept");
+  ASSERT_EQ(mkfifo(Path("run/rank-0.log.1").c_str(), 0600), 0);
+  ASSERT_EQ(symlink(Path("victim").c_str(), Path("run/rank-1.log.1").c_str()), 0);
+  StartAgent("head -c 5000 /dev/zero | tr '\\0' x; " + std::string(kStay), {"--log-bytes", "4096"});
+  for (int rank = 0; rank < 2; ++rank) {
+    Assign(rank);
+    Running(rank);
+    const std::string old = "run/rank-" + std::to_string(rank) + ".log.1";
+    EXPECT_TRUE(Eventually([&] {
+      struct stat info {};
+      return lstat(Path(old).c_str(), &info) == 0 && S_ISREG(info.st_mode) && Read(old).ends_with("xxx");
+    })) << old;
+  }
+  EXPECT_EQ(Read("victim"), "kept");
+}
+
+// The folder's owner renames it and puts a link in its place, while the rank runs: its old log goes to the folder that it had.
+TEST_F(AgentTest, TheRunFolderIsTheOneThatWasMade) {
+  ASSERT_TRUE(MakeFolders(Path("elsewhere")).ok());
+  StartAgent("until [ -e go ]; do sleep 0.02; done; head -c 5000 /dev/zero | tr '\\0' x; " + std::string(kStay), {"--log-bytes", "4096"});
+  Assign();
+  Running();
+  ASSERT_EQ(rename(Path("run").c_str(), Path("away").c_str()), 0);
+  ASSERT_EQ(symlink("elsewhere", Path("run").c_str()), 0);
+  Write("away/go", "");
+  EXPECT_TRUE(Eventually([this] { return Read("away/rank-0.log.1").ends_with("xxx"); })) << Read("agent.log");
+  EXPECT_TRUE(ListFolder(Path("elsewhere"))->empty());
+}
+
+// A rank may give its log any size, with nothing in it: it is not copied, however large the disk.
+TEST_F(AgentTest, ALogThatIsAllHoleIsEmptied) {
+  StartAgent("truncate -s 5G rank-0.log; " + std::string(kStay));
+  Assign();
+  Running();
+  EXPECT_TRUE(Eventually([this] { return Read("run/rank-0.log").find("this log had 5368709120 bytes") != std::string::npos; }, seconds(6))) << Read("agent.log");
+  EXPECT_FALSE(Exists(Path("run/rank-0.log.1")));
+  StopAgent(SIGTERM);
+  agent_ = Spawn({"--log-bytes", std::to_string(limits::kLogFileMost + 1)});
+  int status = 0;
+  EXPECT_EQ(waitpid(agent_, &status, 0), agent_);
+  agent_ = -1;
+  EXPECT_NE(status, 0);
+  EXPECT_NE(Read("agent.log").find("--log-bytes"), std::string::npos);
+  StartAgent("");   // takes its rank back, and ends it
+  Unassign();
+  Ended();
+}
+
 TEST_F(AgentTest, RankOfAnotherAccountHasItsRightsOnly) {
   if (geteuid() != 0) {
     std::fprintf(stderr, "not run here, for want of root: ranks of another account\n");

@@ -25,6 +25,7 @@
 #include "base/clock.h"
 #include "base/failpoint.h"
 #include "base/fs.h"
+#include "base/fs_descriptor.h"
 #include "base/limits.h"
 #include "base/output_folder.h"
 #include "base/status.h"
@@ -85,7 +86,7 @@ class Keeper {
   std::optional<RankCgroup> cgroup_;   // none: the agent has no control groups to give
   v1::Assignment assignment_;
   v1::RankProcess process_;
-  UniqueFd control_{kKeeperControlFd}, listener_, log_;
+  UniqueFd control_{kKeeperControlFd}, listener_, folder_, log_;   // folder_: the run's, by which alone it is reached
   int64_t log_start_ = 0;
   OomWatch oom_;
   nanoseconds next_sample_{0};
@@ -173,16 +174,18 @@ absl::Status Keeper::Listen() {
 absl::Status Keeper::OpenLog() {
   const std::string& folder = assignment_.run_folder();
   const auto& roots = assignment_.allowed_roots();
-  if (absl::Status made = MakeOutputFolder({folder, !assignment_.spec().output().folder().empty(), {roots.begin(), roots.end()}}, account_); !made.ok()) {
+  auto made = MakeOutputFolder({folder, !assignment_.spec().output().folder().empty(), {roots.begin(), roots.end()}}, account_);
+  if (!made.ok()) {
     return ErrorOf(v1::REASON_USER_ERROR,
-                   "output.folder: cannot make the run's folder: " + std::string(made.message()));
+                   "output.folder: cannot make the run's folder: " + std::string(made.status().message()));
   }
+  folder_ = *std::move(made);
   const FilesAs rights(account_);
-  const std::string path = RankLogPath(folder, assignment_.rank());
-  log_ = UniqueFd(open(path.c_str(), O_RDWR | O_CREAT | O_APPEND | O_CLOEXEC | O_NOFOLLOW, 0644));
-  if (!log_) {
-    return ErrorOf(v1::REASON_USER_ERROR, "output.folder: cannot write the log " + path + ": " + ErrnoText(errno));
-  }
+  RETURN_IF_ERROR(rights.status());
+  auto log = OpenRegularIn(folder_.get(), RankLogName(assignment_.rank()), O_RDWR | O_CREAT | O_APPEND, 0644,
+                           RankLogPath(folder, assignment_.rank()));
+  if (!log.ok()) return ErrorOf(v1::REASON_USER_ERROR, "output.folder: cannot write the log: " + std::string(log.status().message()));
+  log_ = *std::move(log);
   RotateLog();
   return BeginLog(false);
 }
@@ -243,7 +246,7 @@ void Keeper::BecomeWorker(pid_t keeper, int report) {
   if (const int error = DropPrivileges(account_); error != 0) fail(-error);
   prctl(PR_SET_PDEATHSIG, SIGKILL);   // after the account: taking one clears it
   if (getppid() != keeper) _exit(kNotStarted);   // it died before the line above
-  if (chdir(assignment_.run_folder().c_str()) != 0) fail(errno);
+  if (fchdir(folder_.get()) != 0) fail(errno);
   if (null > kWorkerAssignmentFd) close(null);
   if (assignment > kWorkerAssignmentFd) close(assignment);
   const std::string descriptor = std::to_string(kWorkerAssignmentFd);
@@ -318,12 +321,21 @@ bool Keeper::RotateLog() {
   struct stat info {};
   if (fstat(log_.get(), &info) != 0 || info.st_size <= options_.log_bytes) return false;
   const FilesAs rights(account_);
-  const std::string path = RankLogPath(assignment_.run_folder(), assignment_.rank()) + ".1";
-  const UniqueFd old(open(path.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC | O_NOFOLLOW, 0644));
+  const std::string name = RankLogName(assignment_.rank()) + ".1";
+  if (info.st_size > limits::kLogReadBytes || !rights.status().ok()) {
+    // Made large by a hole: there is nothing in it that is worth the disk and the time.
+    const bool emptied = ftruncate(log_.get(), 0) == 0;
+    (void)WriteAll(log_.get(), "this log had " + std::to_string(info.st_size) + " bytes, more than is copied to " + name +
+                             "; it was emptied\n", name);
+    return emptied;
+  }
+  // A new file: what else has that name, a pipe say, is not opened.
+  unlinkat(folder_.get(), name.c_str(), 0);
+  const UniqueFd old(openat(folder_.get(), name.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0644));
   char buffer[65536];
   off_t at = 0;
-  for (ssize_t n; old && (n = pread(log_.get(), buffer, sizeof buffer, at)) > 0; at += n) {
-    if (!WriteAll(old.get(), std::string_view(buffer, size_t(n)), path).ok()) break;
+  for (ssize_t n; old && at < limits::kLogReadBytes && (n = pread(log_.get(), buffer, sizeof buffer, at)) > 0; at += n) {
+    if (!WriteAll(old.get(), std::string_view(buffer, size_t(n)), name).ok()) break;
   }
   return ftruncate(log_.get(), 0) == 0;
 }

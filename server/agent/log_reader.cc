@@ -19,6 +19,7 @@ v1::LogPiece ReadLogPiece(const v1::LogWanted& wanted, const RankRights& rights)
   const auto account = AccountFor(rights, wanted.user());
   if (!account.ok()) return failed(account.status());
   const FilesAs files(*account);
+  if (!files.status().ok()) return failed(files.status());
   LogAsk ask{wanted.job_id(), wanted.attempt(), wanted.find(), {wanted.head(), wanted.offset()}, wanted.tail_lines()};
   auto slice = ReadAttemptLog(wanted.run_folder(), wanted.rank(), ask);
   if (!slice.ok()) return failed(slice.status());

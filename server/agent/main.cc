@@ -116,6 +116,9 @@ absl::Status ChooseRights(const Flags& flags, Ranks::Options* ranks) {
     return absl::FailedPreconditionError("--worker-user submitter: only an agent of root can start ranks as the users who submit; start "
                                          "hierad-agent as root");
   }
+  if (flags.worker_user == "submitter") {
+    if (const absl::Status can = CanTakeAccounts(); !can.ok()) return absl::FailedPreconditionError("--worker-user submitter: " + std::string(can.message()));
+  }
   if (geteuid() == 0 && ranks->rights.root_allowed) spdlog::warn("ranks of jobs that root submits run as root (--root-ranks allow)");
   ranks->log_bytes = flags.log_bytes;
   ranks->memory_max = int64_t(flags.memory_max_gib * double(int64_t{1} << 30));
@@ -190,7 +193,7 @@ int Main(int argc, char** argv) {
   app.add_option("--memory-max", flags.memory_max_gib, "GiB of memory of each rank, by its control group; default: no limit")
       ->check(CLI::Range(0.0, 1e6));
   app.add_option("--log-bytes", flags.log_bytes, "A rank's log of more bytes is moved to rank-N.log.1 and begun anew")
-      ->check(CLI::Range(int64_t{4096}, int64_t{1} << 40))->capture_default_str();
+      ->check(CLI::Range(int64_t{4096}, limits::kLogFileMost))->capture_default_str();
   app.add_option("--address", flags.address,
                  "Where ranks of this node listen for those of other nodes; default: the address on the way to hierad");
   app.add_option("--state", flags.state, "Folder of this agent alone; made if missing")->required();

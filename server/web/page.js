@@ -103,6 +103,7 @@ function showTotals(totals, onlyOf) {
   const parts = [];
   for (const [state, count] of Object.entries(totals.jobs)) if (count > 0) parts.push([count, state.toLowerCase()]);
   parts.push([`${totals.slots_busy} of ${totals.slots}`, "slots busy"]);
+  if (totals.slots_faulty) parts.push([totals.slots_faulty, "out of use for a fault"]);
   if (onlyOf) parts.push([onlyOf, "sees its own jobs"]);
   byId("totals").replaceChildren(...parts.flatMap(([count, what], i) => [i ? ", " : "", make("b", "", String(count)), " " + what]));
 }
@@ -111,8 +112,8 @@ function showNodes(nodes) {
     const line = make("div", "node");
     line.append(make("b", node.connected ? "" : "lost", node.name + (node.connected ? "" : " (lost)")));
     for (const slot of node.slots) {
-      const box = make("span", "slot" + (slot.job_id ? " busy" : ""), slot.job_id ? `${slot.job_id}.${slot.rank}` : "free");
-      box.title = `${slot.id} ${slot.model}`;
+      const box = make("span", "slot" + (slot.job_id ? " busy" : "") + (slot.fault ? " faulty" : ""), slot.job_id ? `${slot.job_id}.${slot.rank}` : slot.fault ? "faulty" : "free");
+      box.title = `${slot.id} ${slot.model}` + (slot.fault ? `\nout of use: ${slot.fault}; then hierctl undrain ${node.name}` : "");
       if (jobs.some((job) => job.id === slot.job_id)) box.addEventListener("click", () => choose(slot.job_id));
       line.append(box);
     }

@@ -117,6 +117,52 @@ class RightsTest(unittest.TestCase):
         self.assertEqual(failed["reason"], "DATA_ERROR", failed)
         self.assert_says(failed["message"], "allowed_roots", "leads out")
 
+    def test_a_run_folder_that_becomes_a_link_leads_nothing_out(self):
+        c = self.start()
+        outside = os.path.join(c.folder, "outside")
+        os.mkdir(outside)
+        os.chmod(outside, 0o777)   # whatever the rank's account may write to: it is the roots that refuse
+        node = c.json("nodes")["nodes"][0]["name"]
+        self.assertEqual(c.ctl("drain", node).returncode, 0)
+        job_id = c.submit("--set", f"output.folder={c.folder}/more/run", name="job-step20", steps=20)
+        os.symlink("../outside", os.path.join(c.folder, "more", "run"))
+        self.assertEqual(c.ctl("undrain", node).returncode, 0)
+        failed = c.wait_state(job_id, "FAILED")
+        self.assertEqual(failed["reason"], "USER_ERROR", failed)
+        self.assert_says(failed["message"], "allowed_roots", "leads out")
+        self.assertEqual(os.listdir(outside), [])
+
+    def test_a_run_folder_that_is_exchanged_while_the_rank_starts_ends_it(self):
+        c = self.start()
+        outside, run = os.path.join(c.folder, "outside"), os.path.join(c.folder, "more", "run")
+        os.mkdir(outside)
+        os.chmod(outside, 0o777)
+        os.chmod(c.points, 0o777)
+        c.arm("worker.begin", "delay 0 3000")
+        job_id = c.submit("--set", f"output.folder={run}", name="job-step20", steps=20)
+        cluster.wait_for(lambda: os.path.exists(os.path.join(c.points, "worker.begin.fired")), "the rank begins")
+        os.rename(run, run + ".away")
+        os.symlink("../outside", run)
+        failed = c.wait_state(job_id, "FAILED")
+        self.assertEqual(failed["reason"], "USER_ERROR", failed)
+        self.assert_says(failed["message"], "was exchanged for another")
+        self.assertEqual(os.listdir(outside), [])
+
+    def test_gc_removes_for_a_job_only_what_its_account_may_remove(self):
+        c = self.start("access: everyone\nruns_folder: FOLDER/runs\n")
+        victims = os.path.join(c.folder, "more", "victim", "checkpoints", "step-000000009")
+        os.makedirs(victims)
+        os.chmod(os.path.join(c.folder, "more", "victim"), 0o700)   # so that the submission cannot see that it holds checkpoints
+        path = c.job_file(name="job-step20", steps=20, extra=f"output:\n  folder: {c.folder}/more/victim\n")
+        result = c.ctl("submit", path, "-o", "json", user="nobody", group="nogroup", extra_groups=[])
+        self.assertEqual(result.returncode, 0, result.stderr)
+        failed = c.wait_state(int(json.loads(result.stdout)["job"]["id"]), "FAILED")
+        self.assertEqual(failed["reason"], "USER_ERROR", failed)
+        for words in (("--dry-run",), ()):
+            result = c.ctl("gc", "--older-than", "0", *words)
+            self.assert_says(result.stdout + result.stderr, "Permission denied")
+            self.assertTrue(os.path.isdir(victims))
+
     def test_paths_of_jobs_stay_beneath_the_allowed_roots(self):
         c = self.start()
         os.symlink("/etc", os.path.join(c.folder, "more", "out"))

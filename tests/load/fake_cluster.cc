@@ -33,7 +33,7 @@ std::atomic<bool> ending{false};
 
 struct Options {
   std::string server, node = "fake", model = "NVIDIA H200", kind = "cuda";
-  int slots = 8;
+  int slots = 8, faulty = 0;   // of them, the last: their cards have an Xid 79
   double rate = 10;       // steps a second and rank
   int64_t steps = 0;      // of each job; 0: as the job says
   double seconds = 0;     // then it goes; 0: until SIGTERM
@@ -314,6 +314,10 @@ int Run(const Options& options) {
     slot->set_kind(options.kind == "cuda" ? v1::Slot::CUDA : v1::Slot::CPU);
     slot->set_model(options.model);
     slot->set_memory_bytes(int64_t{139} << 30);
+    if (i < options.slots - options.faulty) continue;
+    v1::GpuFault* fault = report.add_gpu_faults();
+    fault->set_slot_id(slot->id());
+    fault->set_xid(79);
   }
   const auto begin = Clock::System().Monotonic();
   int next_pid = 100000;
@@ -364,6 +368,7 @@ int main(int argc, char** argv) {
   app.add_option("--server", options.server, "hierad's endpoint")->required();
   app.add_option("--node", options.node, "Name of the node")->capture_default_str();
   app.add_option("--slots", options.slots, "Its slots")->capture_default_str();
+  app.add_option("--faulty", options.faulty, "Of them, with a fault of their card")->capture_default_str();
   app.add_option("--kind", options.kind, "Of the slots")->check(CLI::IsMember({"cpu", "cuda"}))->capture_default_str();
   app.add_option("--model", options.model, "Their card")->capture_default_str();
   app.add_option("--rate", options.rate, "Steps a second and rank")->capture_default_str();

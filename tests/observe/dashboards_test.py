@@ -97,6 +97,13 @@ class LiveTest(unittest.TestCase):
         # One state a job at any moment.
         self.assertEqual({float(s["value"][1]) for s in self.prometheus.query("count by (job_id) (hierad_job_info)")}, {1.0})
 
+    def test_y_a_faulty_card_is_an_alert(self):
+        self.assertNotIn(("HieradGpuFaulty", None), self.prometheus.firing())
+        self.c.add_node("gpu-bad", 2, 20, faulty=1)
+        wait_for(lambda: ("HieradGpuFaulty", None) in self.prometheus.firing(), lambda: f"a card is faulty; {self.prometheus.firing()}", 60)
+        self.assertEqual(self.prometheus.value('hierad_node_slots{node="gpu-bad", kind="cuda", state="faulty"}'), 1)
+        self.assertEqual(self.prometheus.value('hierad_slots{state="faulty"}'), 1)
+
     def test_z_a_lost_node_is_an_alert(self):
         self.c.remove_node("gpu-2")
         wait_for(lambda: ("HieradGpuLost", None) in self.prometheus.firing(), lambda: f"GPUs are lost; {self.prometheus.firing()}", 60)

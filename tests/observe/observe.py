@@ -43,11 +43,11 @@ class FakeCluster(cluster.Cluster):
         self.nodes = {}
         self.add_node("gpu-1", slots, rate)
 
-    def add_node(self, name, slots, rate, kind="cuda"):
+    def add_node(self, name, slots, rate, kind="cuda", faulty=0):
         log = open(os.path.join(self.folder, f"{name}.log"), "w")
         self.nodes[name] = subprocess.Popen(
             [os.path.join(cluster.BIN, "fake-cluster"), "--server", self.server, "--node", name, "--slots", str(slots),
-             "--rate", str(rate), "--kind", kind], stdout=log, stderr=log, stdin=subprocess.DEVNULL)
+             "--rate", str(rate), "--kind", kind, "--faulty", str(faulty)], stdout=log, stderr=log, stdin=subprocess.DEVNULL)
         log.close()
         cluster.wait_for(lambda: any(n["name"] == name and n["connected"] for n in self.json("nodes")["nodes"]),
                          f"node {name} is connected", 30)

@@ -62,6 +62,7 @@ class WebTest(unittest.TestCase):
         cls.port = observe.free_port()
         cls.c = c = observe.FakeCluster(web=f"127.0.0.1:{cls.port}", slots=8, rate=20)
         cls.addClassCleanup(c.close)
+        c.add_node("gpu-bad", 1, 20, faulty=1)
         cls.url = f"http://127.0.0.1:{cls.port}/"
         cls.good = c.submit_fake("good", ranks=2)
         cls.data = c.submit_fake("data-bound", source="synthetic")
@@ -81,8 +82,9 @@ class WebTest(unittest.TestCase):
 
     def test_the_list_and_one_job_are_shown(self):
         dom = browse(self.c.folder, self.url, "list.png")
-        for text in ("good", "data-bound", "nan-loss", "SUCCEEDED", "QUEUED", "slots busy", "gpu-1"):
+        for text in ("good", "data-bound", "nan-loss", "SUCCEEDED", "QUEUED", "slots busy", "gpu-1", "out of use for a fault", "hierctl undrain gpu-bad"):
             self.assertIn(text, dom)
+        self.assertRegex(dom, r'class="slot faulty" title="GPU-fake-0 [^"]*Xid 79[^"]*">faulty<')
         self.assertRegex(dom, r"RUNNING !")
         dom = browse(self.c.folder, f"{self.url}#{self.data}", "job.png")
         self.assertIn("waits for input", dom)
@@ -99,7 +101,9 @@ class WebTest(unittest.TestCase):
         overview = json.loads(text)
         states = {job["name"]: job["state"] for job in overview["jobs"]}
         self.assertEqual(states["waits"], "QUEUED")
-        self.assertEqual(overview["totals"]["slots"], 8)
+        self.assertEqual((overview["totals"]["slots"], overview["totals"]["slots_faulty"]), (9, 1))
+        faults = {(node["name"], slot["fault"] != "") for node in overview["nodes"] for slot in node["slots"]}
+        self.assertEqual(faults, {("gpu-1", False), ("gpu-bad", True)})
         self.assertEqual({job["name"]: job["loss"] for job in overview["jobs"]}["nan-loss"], "NaN")
         job = json.loads(self.answer(f"api/jobs/{self.good}")[1])
         self.assertEqual(len(job["ranks"]), 2)

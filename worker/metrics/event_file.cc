@@ -8,6 +8,7 @@
 
 #include "base/clock.h"
 #include "base/crc32c.h"
+#include "base/fs_descriptor.h"
 #include "base/status.h"
 
 namespace hierad {
@@ -86,8 +87,7 @@ absl::StatusOr<EventFile> EventFile::Open(const std::string& run_folder, int64_t
   char name[128];
   std::snprintf(name, sizeof name, "events.out.tfevents.%010lld.%03lld.", static_cast<long long>(now_ms / 1000), static_cast<long long>(now_ms % 1000));
   file.path_ = JoinPath(run_folder, std::string(name) + HostName());
-  file.fd_ = UniqueFd(open(file.path_.c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0644));
-  if (!file.fd_) return ErrnoStatus(errno, "cannot open", file.path_);
+  ASSIGN_OR_RETURN(file.fd_, OpenRegularIn(AT_FDCWD, file.path_, O_WRONLY | O_CREAT | O_APPEND, 0644, file.path_));
   file.flushed_ = Clock::System().Monotonic();
   std::string version, start = EventAt(now_ms, step + 1), log;
   PutDouble(1, double(now_ms) / 1000, &version);

@@ -9,6 +9,7 @@
 #include <nlohmann/json.hpp>
 #include <unistd.h>
 
+#include "base/fs_descriptor.h"
 #include "base/status.h"
 
 namespace hierad {
@@ -88,7 +89,8 @@ absl::StatusOr<MetricsFile> MetricsFile::Open(const std::string& run_folder, int
   file.path_ = JoinPath(run_folder, "metrics.jsonl");
   std::deque<v1::StepMetrics> kept;
   off_t end = 0;
-  std::ifstream in(file.path_, std::ios::binary);
+  ASSIGN_OR_RETURN(file.fd_, OpenRegularIn(AT_FDCWD, file.path_, O_RDWR | O_CREAT | O_APPEND, 0644, file.path_));
+  std::ifstream in("/proc/self/fd/" + std::to_string(file.fd_.get()), std::ios::binary);   // what was opened, whatever has its name by now
   std::string line;
   int64_t last = 0;
   while (std::getline(in, line) && !in.eof()) {   // at eof: a last line without its newline
@@ -101,8 +103,6 @@ absl::StatusOr<MetricsFile> MetricsFile::Open(const std::string& run_folder, int
     if (kept.size() > most_recent) kept.pop_front();
   }
   in.close();
-  file.fd_ = UniqueFd(open(file.path_.c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0644));
-  if (!file.fd_) return ErrnoStatus(errno, "cannot open", file.path_);
   if (ftruncate(file.fd_.get(), end) != 0) return ErrnoStatus(errno, "cannot cut", file.path_);
   file.size_ = end;
   if (recent != nullptr) recent->assign(kept.begin(), kept.end());

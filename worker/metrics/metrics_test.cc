@@ -9,6 +9,7 @@
 #include <limits>
 #include <string>
 #include <sys/resource.h>
+#include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -95,6 +96,20 @@ TEST_F(MetricsFiles, WriteLaterWhatCouldNotBeWritten) {
   waitpid(child, &status, 0);
   EXPECT_EQ(status, 0);
   EXPECT_THAT(FileSteps(), ElementsAre(1, 2, 3, 4, 5, 6, 7, 8, 9));
+}
+
+// Whoever may write to the folder puts there what would hold the rank up, or lead it elsewhere.
+TEST_F(MetricsFiles, AreFilesOnly) {
+  const std::string path = run_ + "/metrics.jsonl";
+  ASSERT_TRUE(WriteFileAtomic(run_ + "/victim", "kept").ok());
+  for (const bool pipe : {false, true}) {
+    ASSERT_EQ(pipe ? mkfifo(path.c_str(), 0600) : symlink("victim", path.c_str()), 0);
+    const auto opened = MetricsFile::Open(run_, 0, 100, nullptr);
+    EXPECT_EQ(opened.status().code(), absl::StatusCode::kFailedPrecondition) << opened.status();
+    EXPECT_THAT(std::string(opened.status().message()), ::testing::HasSubstr("metrics.jsonl\" is not a file"));
+    ASSERT_EQ(unlink(path.c_str()), 0);
+  }
+  EXPECT_EQ(*ReadFile(run_ + "/victim", 10), "kept");
 }
 
 TEST_F(MetricsFiles, GiveBackTheNewestLines) {
