@@ -32,16 +32,16 @@ GemmShape ShapeOf(const BatchedGemm& o, const Plan& plan, bool tf32) {
 Gemm ProductOf(const GemmGelu& o) { return {o.a, o.b, o.h, o.bias, o.m, o.n, o.k, false, true, false}; }
 Gemm ProductOf(const GemmGeluBackward& o) { return {o.a, o.b, o.dh, kNone, o.m, o.n, o.k, false, false, false}; }
 
-bool ResidentTakes(int64_t n, int64_t k) { return n % 128 == 0 && k == 96; }
+bool RingTakes(int64_t n, int64_t k) { return n % 8 == 0 && k % 8 == 0 && k <= 512; }
 
 // By measurement (docs/performance.md, "Products and epilogues").
 GeluEpilogue GeluEpilogueOf(int capability, ComputeType type, bool backward, int64_t m, int64_t n, int64_t k) {
   const bool bf16 = type == ComputeType::kBF16, narrow = bf16 || type == ComputeType::kF16;
   if (capability != 90 || !narrow || m < 1 || m > INT32_MAX - 128 || n > INT32_MAX || k > INT32_MAX) return GeluEpilogue::kNone;
-  if (backward && ResidentTakes(n, k)) return GeluEpilogue::kResident;
-  if (!bf16 || k % 8 != 0) return GeluEpilogue::kNone;
-  if (n % 256 == 0) return GeluEpilogue::kTiles256;
-  return n % 192 == 0 && !backward ? GeluEpilogue::kTiles192 : GeluEpilogue::kNone;
+  if (RingTakes(n, k)) return GeluEpilogue::kRing;
+  // Where tiles leave most of the card idle a product and a kernel are faster; backward the launches saved are worth more.
+  const bool idle = !backward && (m + 127) / 128 * ((n + 255) / 256) < 96;
+  return bf16 && k % 8 == 0 && n % 256 == 0 && !idle ? GeluEpilogue::kTiles256 : GeluEpilogue::kNone;
 }
 
 std::string CommittedAlgorithms(std::string_view name) {
@@ -68,8 +68,7 @@ std::vector<PlannedProduct> ProductsOf(const Plan& plan, std::string_view card, 
   auto add = [&](const GemmShape& shape, GeluEpilogue epilogue, const Op& op, int64_t times) {
     const std::string key = shape.Key();
     std::string by = "library";
-    if (epilogue == GeluEpilogue::kResident) by = "epilogue resident";
-    else if (epilogue == GeluEpilogue::kTiles192) by = "epilogue 128x192";
+    if (epilogue == GeluEpilogue::kRing) by = "epilogue ring";
     else if (epilogue == GeluEpilogue::kTiles256) by = "epilogue 128x256";
     else if (auto entry = known.find(key); entry != known.end()) by = entry->second == kResidentAlgorithm ? "resident" : "table";
     PlannedProduct& p = products.try_emplace({key, by}, PlannedProduct{key, by, 0, 0}).first->second;

@@ -23,13 +23,12 @@ Gemm ProductOf(const GemmGeluBackward& op);
 // Who makes a product m x n x k with GELU (or, backward, its derivative) in the epilogue on a card of this capability (90: 9.0).
 enum class GeluEpilogue {
   kNone,       // the library, and an elementwise kernel
-  kResident,   // weights stay in shared memory (backward)
-  kTiles192,   // cooperative tiles of 128 rows by so many columns (192: forward only; backward its registers do not suffice)
-  kTiles256,
+  kRing,       // columns of the weights stay in shared memory, rows come through a ring
+  kTiles256,   // cooperative tiles of 128 rows by so many columns, bf16 alone
 };
 GeluEpilogue GeluEpilogueOf(int capability, ComputeType type, bool backward, int64_t m, int64_t n, int64_t k);
-// n and k of kResident.
-bool ResidentTakes(int64_t n, int64_t k);
+// n and k of kRing.
+bool RingTakes(int64_t n, int64_t k);
 
 // In a table instead of an algorithm: by the kernel of ours that keeps weights in shared memory.
 inline constexpr char kResidentAlgorithm[] = "resident";

@@ -1,16 +1,16 @@
-// The instances of gemm_gelu.cuh, by their tile; each in a file of its own, as it takes a minute to compile. n is a multiple of
-// the tile's second extent; parts of sums are of 128 rows.
+// Who makes them (base/plan/products.h), each in a file of its own.
 #pragma once
 
 #include "worker/kernels/gemm_gelu.h"
 
 namespace hierad::kernels {
 
-cudaError_t GemmGelu128x192(const GemmGeluForward& product, int sm_count, cudaStream_t stream);
+// The instance of gemm_gelu.cuh by cooperative tiles: n is a multiple of 256. It takes a minute to compile.
 cudaError_t GemmGelu128x256(const GemmGeluForward& product, int sm_count, cudaStream_t stream);
 cudaError_t GemmGeluBackward128x256(const GemmGeluBackward& product, int sm_count, cudaStream_t stream);
 
-// The weights kept in shared memory (gemm_gelu_resident.cu): shapes of ResidentTakes (base/plan/products.h).
-cudaError_t GemmGeluBackwardResident(const GemmGeluBackward& product, int sm_count, cudaStream_t stream);
+// By a ring of boxes beside columns of the weights (gemm_ring.cuh): shapes of RingTakes, bf16 and fp16.
+cudaError_t GemmGeluRing(const GemmGeluForward& product, int sm_count, cudaStream_t stream);
+cudaError_t GemmGeluBackwardRing(const GemmGeluBackward& product, int sm_count, cudaStream_t stream);
 
 }  // namespace hierad::kernels

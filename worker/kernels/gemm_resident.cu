@@ -11,7 +11,7 @@ bool ResidentHas(const GemmShape& s) {
 
 cudaError_t RunResident(const GemmShape& s, const void* a, const void* b, void* c, const void* bias, cudaStream_t stream) {
   if (!ResidentHas(s)) return cudaErrorNotSupported;
-  return resident::Run<bf16, 96, 96, false, resident::Epilogue::kBias>({int(s.m), int(s.n), a, b, bias, c, nullptr, nullptr, nullptr, 0}, ThisCard().sm_count, stream);
+  return resident::Run<bf16, 96, 96>({int(s.m), int(s.n), a, b, bias, c}, ThisCard().sm_count, stream);
 }
 
 }  // namespace hierad::kernels

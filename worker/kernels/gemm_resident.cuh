@@ -5,32 +5,24 @@
 //
 // Nothing but the weights passes shared memory. The order of k within a product and of its columns is free, as long as both
 // operands agree: k goes in such an order that a thread's part of A for 32 k is 16 bytes of one row, and columns in such an
-// order that its part of 32 columns of the result is 16 bytes of one row. So A is read, and results are written (and h is read),
-// straight between registers and memory, 64 bytes of a row by each quad of threads.
+// order that its part of 32 columns of the result is 16 bytes of one row. So A is read, and results are written, straight between
+// registers and memory, 64 bytes of a row by each quad of threads.
 #pragma once
 
 #include <algorithm>
 #include <type_traits>
 
 #include "worker/kernels/device.cuh"
-#include "worker/kernels/gelu.cuh"
 
 namespace hierad::kernels::resident {
 
 constexpr int kRows = 64;
 
-// c = a w + bias; what GELU's backward makes of a w and of h.
-enum class Epilogue { kBias, kGeluBackward };
-
-// Of element type T, the epilogue's.
+// c[m, n] = a[m, k] w[n, k]^T + bias[n], of element type T.
 struct Arguments {
   int m, n;
-  const void *a, *w;   // a[m, k]; w[n, k], or w[k, n]
-  const void* bias;    // [n]
-  void *c, *g;         // [m, n]; c: dh of kGeluBackward
-  const void* h;       // [m, n]
-  float* parts;        // [num_parts, n]
-  int num_parts;
+  const void *a, *w, *bias;
+  void* c;
 };
 
 __device__ inline uint4 Load16(const void* p) {
@@ -54,36 +46,13 @@ __device__ inline void Store16(void* p, const uint32_t (&v)[4]) { *reinterpret_c
                  "+f"(acc[32]), "+f"(acc[33]), "+f"(acc[34]), "+f"(acc[35]), "+f"(acc[36]), "+f"(acc[37]), "+f"(acc[38]), "+f"(acc[39]), \
                  "+f"(acc[40]), "+f"(acc[41]), "+f"(acc[42]), "+f"(acc[43]), "+f"(acc[44]), "+f"(acc[45]), "+f"(acc[46]), "+f"(acc[47]) \
                : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "l"(b), "r"(int(add)))
-#define HIERAD_WGMMA_128(type) \
-  asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %69, 0;\n" \
-               "wgmma.mma_async.sync.aligned.m64n128k16.f32." type "." type " {" \
-               "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, " \
-               "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, " \
-               "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, " \
-               "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63" \
-               "}, {%64, %65, %66, %67}, %68, p, 1, 1, 0;\n}\n" \
-               : "+f"(acc[0]), "+f"(acc[1]), "+f"(acc[2]), "+f"(acc[3]), "+f"(acc[4]), "+f"(acc[5]), "+f"(acc[6]), "+f"(acc[7]), \
-                 "+f"(acc[8]), "+f"(acc[9]), "+f"(acc[10]), "+f"(acc[11]), "+f"(acc[12]), "+f"(acc[13]), "+f"(acc[14]), "+f"(acc[15]), \
-                 "+f"(acc[16]), "+f"(acc[17]), "+f"(acc[18]), "+f"(acc[19]), "+f"(acc[20]), "+f"(acc[21]), "+f"(acc[22]), "+f"(acc[23]), \
-                 "+f"(acc[24]), "+f"(acc[25]), "+f"(acc[26]), "+f"(acc[27]), "+f"(acc[28]), "+f"(acc[29]), "+f"(acc[30]), "+f"(acc[31]), \
-                 "+f"(acc[32]), "+f"(acc[33]), "+f"(acc[34]), "+f"(acc[35]), "+f"(acc[36]), "+f"(acc[37]), "+f"(acc[38]), "+f"(acc[39]), \
-                 "+f"(acc[40]), "+f"(acc[41]), "+f"(acc[42]), "+f"(acc[43]), "+f"(acc[44]), "+f"(acc[45]), "+f"(acc[46]), "+f"(acc[47]), \
-                 "+f"(acc[48]), "+f"(acc[49]), "+f"(acc[50]), "+f"(acc[51]), "+f"(acc[52]), "+f"(acc[53]), "+f"(acc[54]), "+f"(acc[55]), \
-                 "+f"(acc[56]), "+f"(acc[57]), "+f"(acc[58]), "+f"(acc[59]), "+f"(acc[60]), "+f"(acc[61]), "+f"(acc[62]), "+f"(acc[63]) \
-               : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "l"(b), "r"(int(add)))
-
-// acc[64 x n] (+)= a[64 x 16] b[n x 16]^T by a warpgroup, a in registers as of m16n8k16 (mma.cuh), b by its descriptor.
-template <typename T, int kRegisters>
-__device__ inline void Multiply(float (&acc)[kRegisters], uint32_t a0, uint32_t a1, uint32_t a2, uint32_t a3, uint64_t b, bool add) {
-  static_assert(kRegisters == 48 || kRegisters == 64);
-  constexpr bool kHalf = std::is_same_v<T, half>;
-  if constexpr (kRegisters == 48 && kHalf) HIERAD_WGMMA_96("f16");
-  if constexpr (kRegisters == 48 && !kHalf) HIERAD_WGMMA_96("bf16");
-  if constexpr (kRegisters == 64 && kHalf) HIERAD_WGMMA_128("f16");
-  if constexpr (kRegisters == 64 && !kHalf) HIERAD_WGMMA_128("bf16");
+// acc[64 x 96] (+)= a[64 x 16] b[96 x 16]^T by a warpgroup, a in registers as of m16n8k16 (mma.cuh), b by its descriptor.
+template <typename T>
+__device__ inline void Multiply(float (&acc)[48], uint32_t a0, uint32_t a1, uint32_t a2, uint32_t a3, uint64_t b, bool add) {
+  if constexpr (std::is_same_v<T, half>) HIERAD_WGMMA_96("f16");
+  else HIERAD_WGMMA_96("bf16");
 }
 #undef HIERAD_WGMMA_96
-#undef HIERAD_WGMMA_128
 __device__ inline void BeginProducts() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
 __device__ inline void EndProducts() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
 // Until at most kPending groups are under way.
@@ -121,58 +90,26 @@ struct Weights {
       }
     }
   }
-  // From w[kK, n].
-  __device__ static void TakeAcross(const uint16_t* w, int n, int n0, unsigned char* shared) {
-    const int lane = threadIdx.x & 31, quarter = lane & 3, q = lane >> 2 & 3, i = lane >> 4;
-    constexpr int kItems = kParts * (kK / 16), kAtOnce = 4;
-    for (int item = threadIdx.x >> 5; item < kItems; item += kAtOnce * kWarps) {
-      uint4 even[kAtOnce], odd[kAtOnce];
-#pragma unroll
-      for (int u = 0; u < kAtOnce; ++u) {
-        const int t = item + u * kWarps, s = t & 1, part = (t >> 1) % kParts, k32 = (t >> 1) / kParts;
-        const uint16_t* const p = w + int64_t(32 * k32 + 8 * q + 4 * s + 2 * i) * n + n0 + 32 * part + 8 * quarter;
-        if (t < kItems) even[u] = Load16(p), odd[u] = Load16(p + n);
-      }
-#pragma unroll
-      for (int u = 0; u < kAtOnce; ++u) {
-        const int t = item + u * kWarps, s = t & 1, part = (t >> 1) % kParts, k32 = (t >> 1) / kParts;
-        if (t >= kItems) break;
-        const uint32_t low[4] = {even[u].x, even[u].y, even[u].z, even[u].w}, high[4] = {odd[u].x, odd[u].y, odd[u].z, odd[u].w};
-#pragma unroll
-        for (int j = 0; j < 4; ++j) {
-          const int column = 32 * part + 8 * j + 2 * quarter;
-          *reinterpret_cast<uint32_t*>(shared + At(column, 2 * k32 + s, i, q)) = __byte_perm(low[j], high[j], 0x5410);
-          *reinterpret_cast<uint32_t*>(shared + At(column + 1, 2 * k32 + s, i, q)) = __byte_perm(low[j], high[j], 0x7632);
-        }
-      }
-    }
-  }
 };
 
 // Warpgroups a block: as many as have registers for the accumulator and for A.
 template <int kK>
 constexpr int kGroupsFor = kK <= 96 ? 3 : 2;
 
-// kAcross: w is [k, n].
-template <typename T, int kColumns, int kK, bool kAcross, Epilogue kEpilogue>
+template <typename T, int kColumns, int kK>
 __global__ __launch_bounds__(kGroupsFor<kK> * 128, 1) void Product(Arguments p) {
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
   constexpr int kGroups = kGroupsFor<kK>, kThreads = kGroups * 128;
   using W = Weights<kColumns, kK, kThreads / 32>;
-  constexpr bool kBackward = kEpilogue == Epilogue::kGeluBackward, kBias = kEpilogue == Epilogue::kBias;
   constexpr int kChunk = kK % 64 == 0 ? 64 : 96, kChunks = kK / kChunk, kPieces = kChunk / 32;
-  constexpr int kMost = (kBackward ? 384 : 448) / kChunk, kRing = kChunks < kMost ? kChunks : kMost;   // chunks of A in registers
+  constexpr int kMost = 448 / kChunk, kRing = kChunks < kMost ? kChunks : kMost;   // chunks of A in registers
   static_assert(kK % kChunk == 0 && kColumns % 32 == 0);
   extern __shared__ __align__(1024) unsigned char shared[];
-  float* const beside = reinterpret_cast<float*>(shared + W::kBytes);   // bias, or sums by warp
+  float* const shared_bias = reinterpret_cast<float*>(shared + W::kBytes);
   const int slices = p.n / kColumns, n0 = int(blockIdx.x) % slices * kColumns, group = int(blockIdx.x) / slices, groups = int(gridDim.x) / slices;
   const int warpgroup = threadIdx.x >> 7, warp = threadIdx.x >> 5, lane = threadIdx.x & 31, q = lane & 3;
-  if constexpr (kAcross) {
-    W::TakeAcross(static_cast<const uint16_t*>(p.w), p.n, n0, shared);
-  } else {
-    W::Take(static_cast<const uint16_t*>(p.w), n0, shared);
-  }
-  if (kBias && threadIdx.x < kColumns) beside[threadIdx.x] = ToFloat(static_cast<const T*>(p.bias)[n0 + threadIdx.x]);
+  W::Take(static_cast<const uint16_t*>(p.w), n0, shared);
+  if (threadIdx.x < kColumns) shared_bias[threadIdx.x] = ToFloat(static_cast<const T*>(p.bias)[n0 + threadIdx.x]);
   asm volatile("fence.proxy.async.shared::cta;" ::: "memory");   // wgmma reads what was written as usual
   __syncthreads();
 
@@ -190,7 +127,6 @@ __global__ __launch_bounds__(kGroupsFor<kK> * 128, 1) void Product(Arguments p) 
       for (int i = 0; i < kPieces; ++i) to[i][r] = Load16(row + 32 * i);
     }
   };
-  float sums[kBackward ? kColumns / 4 : 1] = {};
   int tile = group * kGroups + warpgroup;
   auto load_first = [&](int tile) {
 #pragma unroll
@@ -201,12 +137,6 @@ __global__ __launch_bounds__(kGroupsFor<kK> * 128, 1) void Product(Arguments p) 
     const int64_t first = int64_t(tile) * kRows + row_in_tile;
     const bool inside[2] = {first < p.m, first + 8 < p.m};
     const int64_t at[2] = {(inside[0] ? first : p.m - 1) * p.n + n0 + 8 * q, (inside[1] ? first + 8 : p.m - 1) * p.n + n0 + 8 * q};
-    uint4 h[2][2];   // of two parts
-    auto load_h = [&](int part) {
-#pragma unroll
-      for (int r = 0; r < 2; ++r) h[part & 1][r] = Load16(static_cast<const T*>(p.h) + at[r] + 32 * part);
-    };
-    if constexpr (kBackward) load_h(0), load_h(1);
     float acc[kColumns / 2];
 #pragma unroll
     for (int c = 0; c < kChunks; ++c) {
@@ -229,77 +159,38 @@ __global__ __launch_bounds__(kGroupsFor<kK> * 128, 1) void Product(Arguments p) 
 #pragma unroll
     for (int i = 0; i < kColumns / 2; ++i) asm volatile("" : "+f"(acc[i])::"memory");
     if (tile + stride < tiles) load_first(tile + stride);
-    if (kBackward && (tile + 1) * kRows > p.m) {   // rows behind the last add nothing
-#pragma unroll
-      for (int i = 0; i < kColumns / 2; ++i) acc[i] = inside[i >> 1 & 1] ? acc[i] : 0.0f;
-    }
 #pragma unroll
     for (int part = 0; part < W::kParts; ++part) {   // of 32 columns; acc[4 (4 part + j) + 2 r + e]: row r, column 8 q + 2 j + e
-      uint32_t c[2][4], g[2][4];
-      float bias[8] = {};
-      if constexpr (kBias) {
+      uint32_t c[2][4];
+      float bias[8];
 #pragma unroll
-        for (int i = 0; i < 8; i += 4) {
-          const float4 four = *reinterpret_cast<const float4*>(beside + 32 * part + 8 * q + i);
-          bias[i] = four.x, bias[i + 1] = four.y, bias[i + 2] = four.z, bias[i + 3] = four.w;
-        }
+      for (int i = 0; i < 8; i += 4) {
+        const float4 four = *reinterpret_cast<const float4*>(shared_bias + 32 * part + 8 * q + i);
+        bias[i] = four.x, bias[i + 1] = four.y, bias[i + 2] = four.z, bias[i + 3] = four.w;
       }
 #pragma unroll
       for (int r = 0; r < 2; ++r) {
-        const uint4 loaded = h[part & 1][r];
-        const uint32_t words[4] = {loaded.x, loaded.y, loaded.z, loaded.w};
 #pragma unroll
         for (int j = 0; j < 4; ++j) {
-          float low = acc[4 * (4 * part + j) + 2 * r], high = acc[4 * (4 * part + j) + 2 * r + 1];
-          if constexpr (kBackward) {
-            const float2 x = UnpackPair<T>(words[j]);
-            float value[2], slope[2];
-            GeluBoth<T>(x.x, &value[0], &slope[0]);
-            GeluBoth<T>(x.y, &value[1], &slope[1]);
-            low *= slope[0], high *= slope[1];
-            sums[8 * part + 2 * j] += low, sums[8 * part + 2 * j + 1] += high;
-            g[r][j] = PackPair<T>(value[0], value[1]);
-          }
-          if constexpr (kBias) low += bias[2 * j], high += bias[2 * j + 1];
-          c[r][j] = PackPair<T>(low, high);
+          const float low = acc[4 * (4 * part + j) + 2 * r], high = acc[4 * (4 * part + j) + 2 * r + 1];
+          c[r][j] = PackPair<T>(low + bias[2 * j], high + bias[2 * j + 1]);
         }
       }
-      if (kBackward && part + 2 < W::kParts) load_h(part + 2);
 #pragma unroll
       for (int r = 0; r < 2; ++r) {
-        if (!inside[r]) continue;
-        Store16(static_cast<T*>(p.c) + at[r] + 32 * part, c[r]);
-        if constexpr (kBackward) Store16(static_cast<T*>(p.g) + at[r] + 32 * part, g[r]);
-      }
-    }
-  }
-  if constexpr (kBackward) {
-    __syncwarp();
-#pragma unroll
-    for (int i = 0; i < kColumns / 4; ++i) {
-#pragma unroll
-      for (int across = 4; across < 32; across <<= 1) sums[i] += __shfl_xor_sync(~0u, sums[i], across);
-      if (lane < 4) beside[warp * kColumns + 32 * (i >> 3) + 8 * q + (i & 7)] = sums[i];
-    }
-    __syncthreads();
-    if (threadIdx.x < kColumns) {
-      float sum = 0;
-      for (int w = 0; w < kThreads / 32; ++w) sum += beside[w * kColumns + threadIdx.x];
-      for (int part = group; part < p.num_parts; part += groups) {   // one part a group of rows; the others are empty
-        p.parts[int64_t(part) * p.n + n0 + threadIdx.x] = part == group ? sum : 0.0f;
+        if (inside[r]) Store16(static_cast<T*>(p.c) + at[r] + 32 * part, c[r]);
       }
     }
   }
 #endif
 }
 
-template <typename T, int kColumns, int kK, bool kAcross, Epilogue kEpilogue>
+template <typename T, int kColumns, int kK>
 cudaError_t Run(const Arguments& p, int sm_count, cudaStream_t stream) {
   constexpr int kGroups = kGroupsFor<kK>, kThreads = kGroups * 128;
-  constexpr int kBeside = kEpilogue == Epilogue::kGeluBackward ? kThreads / 32 : 1;   // rows of fp32 columns
-  constexpr int kShared = Weights<kColumns, kK, kThreads / 32>::kBytes + kBeside * kColumns * int(sizeof(float));
+  constexpr int kShared = Weights<kColumns, kK, kThreads / 32>::kBytes + kColumns * int(sizeof(float));
   static_assert(kShared <= 227 << 10);
-  const auto kernel = Product<T, kColumns, kK, kAcross, kEpilogue>;
+  const auto kernel = Product<T, kColumns, kK>;
   if (const cudaError_t e = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kShared); e != cudaSuccess) return e;
   const int slices = p.n / kColumns, tiles = (p.m + kRows - 1) / kRows;
   const int groups = std::max(1, std::min(sm_count / slices, (tiles + kGroups - 1) / kGroups));

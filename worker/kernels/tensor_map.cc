@@ -1,0 +1,28 @@
+#include "worker/kernels/tensor_map.h"
+
+namespace hierad::kernels {
+namespace {
+
+// As the driver has it, which is not linked.
+decltype(&cuTensorMapEncodeTiled) Encode() {
+  static const auto encode = [] {
+    void* found = nullptr;
+    cudaDriverEntryPointQueryResult result;
+    const cudaError_t error = cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &found, 12000, cudaEnableDefault, &result);
+    return reinterpret_cast<decltype(&cuTensorMapEncodeTiled)>(error == cudaSuccess && result == cudaDriverEntryPointSuccess ? found : nullptr);
+  }();
+  return encode;
+}
+
+}  // namespace
+
+cudaError_t MakeTensorMap(const void* matrix, int64_t rows, int64_t columns, bool f16, CUtensorMap* map) {
+  const cuuint64_t sizes[] = {cuuint64_t(columns), cuuint64_t(rows)}, strides[] = {cuuint64_t(columns) * 2};
+  const cuuint32_t box[] = {64, 64}, steps[] = {1, 1};
+  if (Encode() == nullptr) return cudaErrorNotSupported;
+  const CUresult made = Encode()(map, f16 ? CU_TENSOR_MAP_DATA_TYPE_FLOAT16 : CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, 2, const_cast<void*>(matrix), sizes, strides, box, steps,
+                                 CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+  return made == CUDA_SUCCESS ? cudaSuccess : cudaErrorNotSupported;
+}
+
+}  // namespace hierad::kernels
