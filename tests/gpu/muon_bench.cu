@@ -287,9 +287,7 @@ int main() {
     std::printf("%-28s %9.0f %9.0f %9.0f   %.0f %.0f %.0f\n", what, a, b, c, count / a * 1e-6, count / b * 1e-6, count / c * 1e-6);
     std::fflush(stdout);
   };
-  for (bool overlap : {false, true}) {
-    OverlapLaunches(overlap);
-    std::printf(overlap ? "launches overlap\n" : "launches one after the other\n");
+  {
     for (MuonPhase phase : kPhases) {
       auto by_library = [&](cudaStream_t stream, cudaStream_t beside) {
         for (size_t i = 0; i < sets.size(); ++i) {
@@ -299,14 +297,14 @@ int main() {
       auto by_us = [&](MuonProducts& by) {
         return Time([&](cudaStream_t stream, cudaStream_t) { for (int round = 0; round < kRounds; ++round) ours(by, phase, round, stream); }, 1);
       };
-      say(kNames[int(phase)], flops[int(phase)], overlap ? 0.0 : Time(by_library, 1), by_us(products), by_us(narrow));
+      say(kNames[int(phase)], flops[int(phase)], Time(by_library, 1), by_us(products), by_us(narrow));
     }
     auto all_by_us = [&](MuonProducts& by) {
       return Time([&](cudaStream_t stream, cudaStream_t) {
         for (int round = 0; round < kRounds; ++round) for (MuonPhase phase : kPhases) ours(by, phase, round, stream);
       }, 1);
     };
-    const double theirs = overlap ? 0.0 : Time([&](cudaStream_t stream, cudaStream_t beside) {
+    const double theirs = Time([&](cudaStream_t stream, cudaStream_t beside) {
       for (size_t i = 0; i < sets.size(); ++i) {
         for (int round = 0; round < kRounds; ++round) for (MuonPhase phase : kPhases) library(i, phase, round, queue[i] ? beside : stream, queue[i]);
       }

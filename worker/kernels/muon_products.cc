@@ -58,7 +58,9 @@ absl::Status MuonProducts::Run(MuonPhase phase, const std::vector<MuonGroup>& gr
   if (groups.empty()) return absl::OkStatus();
   const int width = phase == MuonPhase::kTurn ? turn_width_ : 1;
   std::string key = absl::StrCat(int(phase), f16);
-  key.append(reinterpret_cast<const char*>(groups.data()), groups.size() * sizeof(MuonGroup));
+  for (const auto& [m, x, square, out] : groups) {
+    absl::StrAppend(&key, " ", m.count, "x", m.shorter, "x", m.longer, " ", uintptr_t(x), " ", uintptr_t(square), " ", uintptr_t(out));
+  }
   std::unique_ptr<Prepared>& slot = prepared_[key];
   if (slot == nullptr) {
     std::vector<CUtensorMap> maps(3 * groups.size());

@@ -107,7 +107,6 @@ __device__ inline uint32_t PieceAcross(int row, int piece) {
 // maps: of each group the left operand, the right one, the result.
 template <typename T, MuonPhase kPhase, int kGroups>
 __global__ __launch_bounds__(Layout<kGroups>::kThreads, Layout<kGroups>::kBlocks) void Products(const CUtensorMap* maps, const MuonTile* tiles, const int* begins) {
-  BeginKernel();
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
   using L = Layout<kGroups>;
   constexpr bool kSymmetric = kPhase != MuonPhase::kTurn, kAcross = kPhase == MuonPhase::kTurn;
