@@ -220,8 +220,15 @@ struct MuonMomentum {
   bool nesterov;
   int64_t first, own;
 };
-// d = alpha a op(b) + beta c of `count` products of one shape, row-major, contiguous: Newton-Schulz.
-struct BatchedGemm { TensorId a, b, c, d; int64_t count, m, n, k; bool trans_b; double alpha, beta; };
+// A phase of a round of Newton-Schulz, of this rank's matrices of every shape: `count` of them a group, contiguous. x, next: [shorter, longer];
+// gram, polynomial: [shorter, shorter], symmetric. What a phase does not touch is kNone.
+//   kGram: gram = x x^T; kPolynomial: polynomial = kMuonB gram + kMuonC gram gram; kTurn: next = kMuonA x + polynomial x
+// One rounding at the end of each, sums as Gemm's.
+struct MuonProducts {
+  struct Group { TensorId x, gram, polynomial, next; int64_t count, shorter, longer; };
+  MuonPhase phase;
+  std::vector<Group> groups;
+};
 // w = w (1 - lr weight_decay) - lr 0.2 sqrt(max(rows, cols)) x; lr times `scale` as AdamW's. A skipped step changes nothing.
 struct MuonUpdate {
   TensorId scalars, record, x, places, scale;
@@ -248,7 +255,7 @@ using OpArgs = std::variant<ConvertInput, DrawMask, PatchGather, Gemm, GemmGelu,
                             SumParts, LayerNormBackward, AttentionBackward, MaxPoolBackward, ResidualBackward, GemmGeluBackward,
                             FusionGatherBackward, PutMasked, DecoderAssembleBackward, AddPositionBackward, MeanTokensBackward,
                             DropoutBackward, PackTail, ReduceBucket, GatherBucket, GatherMoments, GatherMatrices, UnpackTail, Mark,
-                            PublishRecord, SnapshotState, GradientNorm, MuonMomentum, BatchedGemm, MuonUpdate, AverageWeights, AdamW>;
+                            PublishRecord, SnapshotState, GradientNorm, MuonMomentum, MuonProducts, MuonUpdate, AverageWeights, AdamW>;
 
 struct Op {
   OpArgs args;
@@ -257,7 +264,7 @@ struct Op {
   bool backward = false;
   // In the second of two queues (Lanes), beside the operations after it, as far as memory allows: what it reads and writes is
   // declared, and whoever shares a byte with it waits. In the passes: weight gradients and sums, whose results only a SumParts,
-  // a reduction or the update reads. In the update: about half of Muon's work, shape by shape.
+  // a reduction or the update reads. In the update: every other shape's momentum and update of Muon's.
   bool beside = false;
   bool reduces = false;                 // of the all-reduce: runs in a step's last micro-batch only
   std::vector<TensorId> reads, writes;  // a tensor updated in place stands in both

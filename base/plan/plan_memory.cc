@@ -11,10 +11,9 @@
 namespace hierad {
 namespace {
 
-// Operations by which one that runs beside the others may lag: about half a block's backward.
+// Operations by which one that runs beside the others may lag: about half a block's backward. In the update either queue may lag: there is room
+// where the activations were.
 constexpr int kBeside = 8;
-// The same in the update, by which a queue of Muon's may lag behind the other: two shapes. There is room where the activations were.
-constexpr int kBesideInUpdate = 2 * (3 * kMuonRounds + 3);
 
 int64_t RoundUp(int64_t value, int64_t unit) { return (value + unit - 1) / unit * unit; }
 
@@ -122,7 +121,7 @@ void PlaceActivations(Plan* plan) {
         TensorSpec& t = plan->tensors[id];
         if (t.first < 0) t.first = i;
         // What runs beside the others needs its operands a while longer.
-        t.last = std::max(t.last, i >= passes ? std::min(i + kBesideInUpdate, all - 1) : op.beside ? std::min(i + kBeside, passes - 1) : i);
+        t.last = std::max(t.last, op.beside || i >= passes ? std::min(i + kBeside, (i < passes ? passes : all) - 1) : i);
       }
     }
   }

@@ -337,8 +337,9 @@ TEST(PlanTest, MuonTakesEveryMatrixOnce) {
   }
 }
 
-// The two queues have about as much to do, and no shape waits for one that the other queue works on.
-TEST(PlanTest, MuonsQueuesAreAsLongAndDoNotWaitForEachOther) {
+// The rounds are three operations each, for all shapes, with as many multiply-adds as the definition has. Before and behind them the two
+// queues have about as many bytes to move, and no shape waits for one that the other queue works on.
+TEST(PlanTest, MuonsRoundsTakeAllShapesAndItsQueuesDoNotWaitForEachOther) {
   for (const char* variant : {"tiny", "base", "large"}) {
     v1::JobSpec job;
     job.mutable_data()->set_source("synthetic");
@@ -347,27 +348,38 @@ TEST(PlanTest, MuonsQueuesAreAsLongAndDoNotWaitForEachOther) {
     job.mutable_step()->set_batch_per_rank(128);
     FillDefaults(&job);
     const Plan plan = Make(job, ComputeType::kBF16);
-    double work[2] = {0, 0};
-    int shapes = 0;
+    auto in_queues = [](const Op& op) { return std::holds_alternative<MuonMomentum>(op.args) || std::holds_alternative<MuonUpdate>(op.args); };
+    double bytes[2] = {0, 0}, flops = 0, expected = 0;
+    size_t shapes = 0, products = 0;
+    for (const Op& op : plan.update) shapes += std::holds_alternative<MuonMomentum>(op.args);
     for (size_t i = 0; i < plan.update.size(); ++i) {
       const Op& op = plan.update[i];
-      work[op.beside] += op.flops;
-      if (std::holds_alternative<MuonMomentum>(op.args)) ++shapes;
+      if (const auto* phase = std::get_if<MuonProducts>(&op.args)) {
+        EXPECT_EQ(phase->groups.size(), shapes) << op.name;
+        EXPECT_FALSE(op.beside) << op.name;
+        flops += op.flops, ++products;
+      }
+      if (in_queues(op)) bytes[op.beside] += op.bytes;
       if (!op.beside) continue;
-      // What the chain does meanwhile: the shape before and the one behind.
-      for (size_t other = i < 36 ? 0 : i - 36; other < std::min(plan.update.size(), i + 36); ++other) {
+      for (size_t other = i < 8 ? 0 : i - 8; other < std::min(plan.update.size(), i + 9); ++other) {   // what the chain does meanwhile
         const Op& chain = plan.update[other];
-        const bool muon = std::holds_alternative<MuonMomentum>(chain.args) || std::holds_alternative<BatchedGemm>(chain.args) || std::holds_alternative<MuonUpdate>(chain.args);
-        if (chain.beside || !muon) continue;
+        if (chain.beside || !in_queues(chain)) continue;
         EXPECT_FALSE(Conflict(plan, op, chain)) << op.name << " and " << chain.name;
       }
     }
+    for (const Parameter& parameter : plan.table.parameters) {
+      if (!parameter.matrix) continue;
+      const double shorter = double(std::min(parameter.shape[0], parameter.shape[1])), longer = double(std::max(parameter.shape[0], parameter.shape[1]));
+      expected += 5 * 2 * shorter * shorter * (longer + shorter + longer);
+    }
     job.mutable_optimizer()->set_name("adamw");
     const Plan adamw = Make(job, ComputeType::kBF16);
-    std::printf("%s: %d shapes, %.2f and %.2f TFLOP; arenas %.2f GiB, with AdamW %.2f\n", variant, shapes, work[0] / 1e12, work[1] / 1e12,
+    std::printf("%s: %zu shapes, %.2f TFLOP, %.2f and %.2f GB; arenas %.2f GiB, with AdamW %.2f\n", variant, shapes, flops / 1e12, bytes[0] / 1e9, bytes[1] / 1e9,
                 double(plan.TotalBytes()) / double(1 << 30), double(adamw.TotalBytes()) / double(1 << 30));
-    EXPECT_GT(shapes, 8);
-    EXPECT_LT(std::abs(work[0] - work[1]), 0.1 * (work[0] + work[1]));
+    EXPECT_GT(shapes, 8u);
+    EXPECT_EQ(products, 15u);
+    EXPECT_NEAR(flops, expected, 1e-9 * expected);
+    EXPECT_LT(std::abs(bytes[0] - bytes[1]), 0.1 * (bytes[0] + bytes[1]));
     EXPECT_EQ(plan.arena_bytes[int(Arena::kActivations)], adamw.arena_bytes[int(Arena::kActivations)]) << "there is room where the activations were";
   }
 }

@@ -29,6 +29,20 @@ GemmShape ShapeOf(const BatchedGemm& o, const Plan& plan, bool tf32) {
   return {o.m, o.n, o.k, false, o.trans_b, false, false, bf16, false, !bf16 && !f16 && tf32, o.count, float(o.alpha), float(o.beta), f16};
 }
 
+BatchedGemm ProductOf(MuonPhase phase, const MuonProducts::Group& g) {
+  switch (phase) {
+    case MuonPhase::kGram: return {g.x, g.x, kNone, g.gram, g.count, g.shorter, g.shorter, g.longer, true, 1, 0};
+    case MuonPhase::kPolynomial: return {g.gram, g.gram, g.gram, g.polynomial, g.count, g.shorter, g.shorter, g.shorter, false, kMuonC, kMuonB};
+    case MuonPhase::kTurn: return {g.polynomial, g.x, g.x, g.next, g.count, g.shorter, g.longer, g.shorter, false, 1, kMuonA};
+  }
+  return {};
+}
+
+bool TakesMuonGroup(int capability, ComputeType type, const MuonProducts::Group& g) {
+  const bool narrow = type == ComputeType::kBF16 || type == ComputeType::kF16;
+  return capability == 90 && narrow && g.shorter % 8 == 0 && g.longer % 8 == 0;
+}
+
 Gemm ProductOf(const GemmGelu& o) { return {o.a, o.b, o.h, o.bias, o.m, o.n, o.k, false, true, false}; }
 Gemm ProductOf(const GemmGeluBackward& o) { return {o.a, o.b, o.dh, kNone, o.m, o.n, o.k, false, false, false}; }
 
@@ -65,25 +79,30 @@ std::vector<PlannedProduct> ProductsOf(const Plan& plan, std::string_view card, 
   std::istringstream table(CommittedAlgorithms(NewestAlgorithmTable(card)));
   for (std::string key, algorithm; table >> key >> algorithm;) known[key] = algorithm;
   std::map<std::pair<std::string, std::string>, PlannedProduct> products;
-  auto add = [&](const GemmShape& shape, GeluEpilogue epilogue, const Op& op, int64_t times) {
+  auto add = [&](const GemmShape& shape, GeluEpilogue epilogue, double flops, int64_t times, bool grouped = false) {
     const std::string key = shape.Key();
     std::string by = "library";
-    if (epilogue == GeluEpilogue::kRing) by = "epilogue ring";
+    if (grouped) by = "grouped";
+    else if (epilogue == GeluEpilogue::kRing) by = "epilogue ring";
     else if (epilogue == GeluEpilogue::kTiles256) by = "epilogue 128x256";
     else if (auto entry = known.find(key); entry != known.end()) by = entry->second == kResidentAlgorithm ? "resident" : "table";
     PlannedProduct& p = products.try_emplace({key, by}, PlannedProduct{key, by, 0, 0}).first->second;
-    p.count += times, p.flops += double(times) * op.flops;
+    p.count += times, p.flops += double(times) * flops;
   };
   for (const auto& [ops, times] : {std::pair{&plan.forward_backward, accumulation}, {&plan.update, int64_t{1}}}) {
     for (const Op& op : *ops) {
       if (const auto* gemm = std::get_if<Gemm>(&op.args)) {
-        add(ShapeOf(*gemm, plan, tf32), GeluEpilogue::kNone, op, times);
-      } else if (const auto* batched = std::get_if<BatchedGemm>(&op.args)) {
-        add(ShapeOf(*batched, plan, tf32), GeluEpilogue::kNone, op, times);
+        add(ShapeOf(*gemm, plan, tf32), GeluEpilogue::kNone, op.flops, times);
+      } else if (const auto* muon = std::get_if<MuonProducts>(&op.args)) {
+        for (const MuonProducts::Group& g : muon->groups) {
+          const BatchedGemm product = ProductOf(muon->phase, g);
+          const double flops = 2.0 * double(product.count * product.m * product.n * product.k);
+          add(ShapeOf(product, plan, tf32), GeluEpilogue::kNone, flops, times, TakesMuonGroup(capability, plan.options.compute, g));
+        }
       } else if (const auto* forward = std::get_if<GemmGelu>(&op.args)) {
-        add(ShapeOf(ProductOf(*forward), plan, tf32), GeluEpilogueOf(capability, plan.options.compute, false, forward->m, forward->n, forward->k), op, times);
+        add(ShapeOf(ProductOf(*forward), plan, tf32), GeluEpilogueOf(capability, plan.options.compute, false, forward->m, forward->n, forward->k), op.flops, times);
       } else if (const auto* backward = std::get_if<GemmGeluBackward>(&op.args)) {
-        add(ShapeOf(ProductOf(*backward), plan, tf32), GeluEpilogueOf(capability, plan.options.compute, true, backward->m, backward->n, backward->k), op, times);
+        add(ShapeOf(ProductOf(*backward), plan, tf32), GeluEpilogueOf(capability, plan.options.compute, true, backward->m, backward->n, backward->k), op.flops, times);
       }
     }
   }

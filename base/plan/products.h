@@ -15,10 +15,16 @@ namespace hierad {
 
 // In bf16, fp16 or fp32; tf32 counts in fp32 only.
 GemmShape ShapeOf(const Gemm& op, const Plan& plan, bool tf32);
-GemmShape ShapeOf(const BatchedGemm& op, const Plan& plan, bool tf32);
 // The products of GemmGelu and GemmGeluBackward without their elementwise part.
 Gemm ProductOf(const GemmGelu& op);
 Gemm ProductOf(const GemmGeluBackward& op);
+
+// d = alpha a op(b) + beta c of `count` products of one shape, row-major, contiguous: a group of MuonProducts.
+struct BatchedGemm { TensorId a, b, c, d; int64_t count, m, n, k; bool trans_b; double alpha, beta; };
+BatchedGemm ProductOf(MuonPhase phase, const MuonProducts::Group& group);
+GemmShape ShapeOf(const BatchedGemm& op, const Plan& plan, bool tf32);
+// Whether a card of this capability makes a group's products with those of the others, in one launch (worker/kernels/muon_products.h).
+bool TakesMuonGroup(int capability, ComputeType type, const MuonProducts::Group& group);
 
 // Who makes a product m x n x k with GELU (or, backward, its derivative) in the epilogue on a card of this capability (90: 9.0).
 enum class GeluEpilogue {
@@ -41,7 +47,7 @@ std::string NewestAlgorithmTable(std::string_view card);
 // Products of one shape in a step.
 struct PlannedProduct {
   std::string key;         // GemmShape::Key
-  std::string made_by;     // "epilogue ..." (GeluEpilogue), "table", "resident", or "library" (its own first choice)
+  std::string made_by;     // "epilogue ..." (GeluEpilogue), "grouped" (TakesMuonGroup), "table", "resident", or "library" (its own first choice)
   int64_t count;           // in an optimizer step
   double flops;            // of all of them
 };

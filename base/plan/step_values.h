@@ -80,6 +80,8 @@ enum DecayGroup : uint8_t { kWithoutDecay = 0, kWithDecay = 1, kNotAdamW = 2 };
 // Muon: parts of a matrix's squared norm, Newton-Schulz's coefficients and number of rounds.
 inline constexpr int64_t kMuonParts = 64;
 inline constexpr int kMuonRounds = 5;
+// Its products in a round: the Gram matrix A = X X^T, the polynomial B = b A + c A A, the next X = a X + B X.
+enum class MuonPhase : uint8_t { kGram, kPolynomial, kTurn };
 inline constexpr double kMuonA = 3.4445, kMuonB = -4.7750, kMuonC = 2.0315, kMuonEpsilon = 1e-7, kMuonScale = 0.2;
 
 // Parts that a two-step sum over rows has at most: as many blocks as fill a card twice.

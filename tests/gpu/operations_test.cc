@@ -172,7 +172,8 @@ void ComparePlan(const v1::JobSpec& job, ComputeType compute, DType rows, bool e
   // The device's products take biases from the copy in T, which no operation but AdamW writes.
   const auto copy = size_t(run.plan().arena_bytes[int(Arena::kCompute)]);
   if (copy > 0) cudaMemcpy(gpu.addresses().arena[int(Arena::kCompute)], run.executor().addresses().arena[int(Arena::kCompute)], copy, cudaMemcpyHostToDevice);
-  const GpuContext context{.gemm = gemm, .stream = stream, .epilogues = epilogues};
+  kernels::MuonProducts muon;
+  const GpuContext context{.gemm = gemm, .stream = stream, .epilogues = epilogues, .muon = epilogues ? &muon : nullptr};
   const double bound = compute == ComputeType::kBF16 ? 2e-2 : compute == ComputeType::kF16 ? 4e-3 : 2e-5;
   for (const std::vector<Op>* ops : {&run.plan().forward_backward, &run.plan().update, &run.plan().snapshot}) {
     for (const Op& op : *ops) {

@@ -95,7 +95,8 @@ void Profile(const v1::JobSpec& job) {
   cudaStream_t stream;
   Check(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
   Check(RefreshComputeCopyOnGpu(addresses, stream));
-  const GpuContext context{.gemm = gemm->get(), .stream = stream};
+  kernels::MuonProducts muon;
+  const GpuContext context{.gemm = gemm->get(), .stream = stream, .muon = &muon};
   std::vector<const Op*> ops;
   for (const std::vector<Op>* list : {&plan.forward_backward, &plan.update}) {
     for (const Op& op : *list) ops.push_back(&op);

@@ -34,14 +34,15 @@ __device__ inline void Wait(uint32_t barrier, uint32_t parity) {
       "done: }" ::"r"(barrier), "r"(parity) : "memory");
 }
 
-// From column x, row y; zeros where the matrix ends. A box counts with all its bytes.
-__device__ inline void LoadBox(uint32_t to, const CUtensorMap* from, int x, int y, uint32_t barrier) {
-  asm volatile("cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3}], [%4];" ::"r"(to), "l"(from), "r"(x), "r"(y), "r"(barrier)
+// From column x, row y of matrix z; zeros where the matrix ends. A box counts with all its bytes.
+__device__ inline void LoadBox(uint32_t to, const CUtensorMap* from, int x, int y, int z, uint32_t barrier) {
+  asm volatile("cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3, %4}], [%5];" ::"r"(to), "l"(from),
+               "r"(x), "r"(y), "r"(z), "r"(barrier)
                : "memory");
 }
 // The part of a box that is inside the matrix.
-__device__ inline void StoreBox(const CUtensorMap* to, uint32_t from, int x, int y) {
-  asm volatile("cp.async.bulk.tensor.2d.global.shared::cta.bulk_group [%0, {%1, %2}], [%3];" ::"l"(to), "r"(x), "r"(y), "r"(from) : "memory");
+__device__ inline void StoreBox(const CUtensorMap* to, uint32_t from, int x, int y, int z) {
+  asm volatile("cp.async.bulk.tensor.3d.global.shared::cta.bulk_group [%0, {%1, %2, %3}], [%4];" ::"l"(to), "r"(x), "r"(y), "r"(z), "r"(from) : "memory");
 }
 __device__ inline void CommitStores() { asm volatile("cp.async.bulk.commit_group;" ::: "memory"); }
 // Until this thread's stores have read shared memory; until they are over.
@@ -53,8 +54,13 @@ __device__ inline void WritesForCopies() { asm volatile("fence.proxy.async.share
 __device__ inline void LoadMatrices(uint32_t (&r)[4], uint32_t from) {
   asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];" : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3]) : "r"(from) : "memory");
 }
+template <bool kTransposed = false>
 __device__ inline void StoreMatrices(uint32_t to, const uint32_t (&r)[4]) {
-  asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(to), "r"(r[0]), "r"(r[1]), "r"(r[2]), "r"(r[3]) : "memory");
+  if constexpr (kTransposed) {
+    asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(to), "r"(r[0]), "r"(r[1]), "r"(r[2]), "r"(r[3]) : "memory");
+  } else {
+    asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(to), "r"(r[0]), "r"(r[1]), "r"(r[2]), "r"(r[3]) : "memory");
+  }
 }
 
 // Boxes behind one another as wgmma sees them: rows of k values, or (across) k by rows of 64 values, the next 64 in the next box.

@@ -7,8 +7,8 @@ namespace hierad::kernels {
 
 cudaError_t GemmGeluRing(const GemmGeluForward& p, int sm_count, cudaStream_t stream) {
   ring::Maps maps;
-  for (const cudaError_t e : {MakeTensorMap(p.a, p.m, p.k, p.f16, &maps.a), MakeTensorMap(p.w, p.n, p.k, p.f16, &maps.w), MakeTensorMap(p.h, p.m, p.n, p.f16, &maps.h),
-                              MakeTensorMap(p.g, p.m, p.n, p.f16, &maps.g)}) {
+  for (const cudaError_t e : {MakeTensorMap(p.a, 1, p.m, p.k, p.f16, &maps.a), MakeTensorMap(p.w, 1, p.n, p.k, p.f16, &maps.w), MakeTensorMap(p.h, 1, p.m, p.n, p.f16, &maps.h),
+                              MakeTensorMap(p.g, 1, p.m, p.n, p.f16, &maps.g)}) {
     if (e != cudaSuccess) return e;
   }
   maps.dh = maps.h;
@@ -19,8 +19,8 @@ cudaError_t GemmGeluRing(const GemmGeluForward& p, int sm_count, cudaStream_t st
 
 cudaError_t GemmGeluBackwardRing(const GemmGeluBackward& p, int sm_count, cudaStream_t stream) {
   ring::Maps maps;
-  for (const cudaError_t e : {MakeTensorMap(p.dy, p.m, p.k, p.f16, &maps.a), MakeTensorMap(p.w, p.k, p.n, p.f16, &maps.w), MakeTensorMap(p.h, p.m, p.n, p.f16, &maps.h),
-                              MakeTensorMap(p.dh, p.m, p.n, p.f16, &maps.dh), MakeTensorMap(p.g, p.m, p.n, p.f16, &maps.g)}) {
+  for (const cudaError_t e : {MakeTensorMap(p.dy, 1, p.m, p.k, p.f16, &maps.a), MakeTensorMap(p.w, 1, p.k, p.n, p.f16, &maps.w), MakeTensorMap(p.h, 1, p.m, p.n, p.f16, &maps.h),
+                              MakeTensorMap(p.dh, 1, p.m, p.n, p.f16, &maps.dh), MakeTensorMap(p.g, 1, p.m, p.n, p.f16, &maps.g)}) {
     if (e != cudaSuccess) return e;
   }
   const ring::Arguments arguments{int(p.m), int(p.n), int(p.k), nullptr, p.parts, int((p.m + kGeluPartRows - 1) / kGeluPartRows)};

@@ -76,7 +76,7 @@ __global__ __launch_bounds__(Layout<kDepth, kGroups, kEpilogue == Epilogue::kGel
     ArriveExpecting(weights_there, depth * kSliceBytes);
     for (int i = 0; i < 2 * depth; ++i) {
       const int k = (i >> 1) * kBoxSide, n = column + (i & 1) * kBoxSide;
-      LoadBox(base + i * kBoxBytes, &w_map, kAcross ? n : k, kAcross ? k : n, weights_there);
+      LoadBox(base + i * kBoxBytes, &w_map, kAcross ? n : k, kAcross ? k : n, 0, weights_there);
     }
     int stage = 0;
     uint32_t parity = 0;
@@ -84,7 +84,7 @@ __global__ __launch_bounds__(Layout<kDepth, kGroups, kEpilogue == Epilogue::kGel
       for (int i = 0; i < depth; ++i) {
         Wait(empty + 8 * stage, parity ^ 1);
         ArriveExpecting(full + 8 * stage, kBoxBytes);
-        LoadBox(base + L::kStagesAt + stage * kBoxBytes, &a_map, i * kBoxSide, tile * kRows, full + 8 * stage);
+        LoadBox(base + L::kStagesAt + stage * kBoxBytes, &a_map, i * kBoxSide, tile * kRows, 0, full + 8 * stage);
         if (++stage == kStages) stage = 0, parity ^= 1;
       }
     }
@@ -99,7 +99,7 @@ __global__ __launch_bounds__(Layout<kDepth, kGroups, kEpilogue == Epilogue::kGel
       Wait(h_free + 8 * group, parity ^ 1);
       ArriveExpecting(there, kResultBytes);
 #pragma unroll
-      for (int box = 0; box < 2; ++box) LoadBox(to + box * kBoxBytes, &h_map, column + box * kBoxSide, tile * kRows, there);
+      for (int box = 0; box < 2; ++box) LoadBox(to + box * kBoxBytes, &h_map, column + box * kBoxSide, tile * kRows, 0, there);
       if (++group == kGroups) group = 0, parity ^= 1;
     }
     return;
@@ -180,8 +180,8 @@ __global__ __launch_bounds__(Layout<kDepth, kGroups, kEpilogue == Epilogue::kGel
       meet();
       if (!leads) continue;
       const int box = j / 8;
-      StoreBox(kBackward ? &dh_map : &h_map, first + (kBackward ? box * kBoxBytes : 0), column + box * kBoxSide, tile * kRows);
-      StoreBox(&g_map, second, column + box * kBoxSide, tile * kRows);
+      StoreBox(kBackward ? &dh_map : &h_map, first + (kBackward ? box * kBoxBytes : 0), column + box * kBoxSide, tile * kRows, 0);
+      StoreBox(&g_map, second, column + box * kBoxSide, tile * kRows, 0);
       CommitStores();
       if constexpr (kBackward) {
         if (box == 1) WaitForReadsOfStores(), Arrive(h_free + 8 * group);

@@ -392,7 +392,7 @@ class FusedGpuStep : public Step {
     for (const std::vector<Op>* ops : {&plan().forward_backward, &plan().update}) {
       for (const Op& op : *ops) {
         const bool product = std::holds_alternative<Gemm>(op.args) || std::holds_alternative<GemmGelu>(op.args) ||
-                             std::holds_alternative<GemmGeluBackward>(op.args) || std::holds_alternative<BatchedGemm>(op.args);
+                             std::holds_alternative<GemmGeluBackward>(op.args) || std::holds_alternative<MuonProducts>(op.args);
         if (product) RETURN_IF_ERROR(RunOpOnGpu(op, arenas_->addresses, context));
       }
     }
@@ -405,7 +405,7 @@ class FusedGpuStep : public Step {
   const Plan& plan() const { return arenas_->plan; }
   template <typename V>
   V* Get(TensorId id) const { return arenas_->addresses.Get<V>(id); }
-  GpuContext Context() const { return {gemm_.get(), stream_, 0, spec_.step().tf32(), &communicator_, false, epilogues_}; }
+  GpuContext Context() { return {gemm_.get(), stream_, 0, spec_.step().tf32(), &communicator_, false, epilogues_, &muon_products_}; }
   // What NCCL says of the others, with the place; then nothing of it is left under way that this process would wait for.
   absl::Status CheckPeers() {
     absl::Status status = communicator_.CheckAsync();
@@ -599,6 +599,7 @@ class FusedGpuStep : public Step {
   std::unique_ptr<Lanes> lanes_;
   std::unique_ptr<DeviceArenas> arenas_, features_;
   std::unique_ptr<kernels::GemmLibrary> gemm_;
+  kernels::MuonProducts muon_products_;
   Pinned<StepScalars> scalars_;   // one a micro-batch of each step in flight: their copies may still be under way
   std::optional<RecordReader> reader_;
   Graph forward_graph_, last_graph_, micro_graph_, update_graph_;

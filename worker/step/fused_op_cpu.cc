@@ -1,5 +1,6 @@
 #include "worker/step/fused_op_cpu.h"
 
+#include "base/plan/products.h"
 #include "worker/kernels/reference/adamw.h"
 #include "worker/kernels/reference/attention.h"
 #include "worker/kernels/reference/classifier.h"
@@ -195,8 +196,11 @@ class CpuOps {
     ref::MuonMomentum(*at_.Get<StepRecord>(o.record), {o.count, o.rows, o.cols}, o.first, o.own, o.momentum, o.clip_norm, o.nesterov,
                       Flat<S>(Arena::kGradients), Flat<S>(Arena::kMoments), Ids(o.places), Narrow(o.x), at_.Get<double>(o.scratch));
   }
-  void operator()(const BatchedGemm& o) const {
-    ref::BatchedGemm<T, S>(Narrow(o.a), Narrow(o.b), Narrow(o.c), Narrow(o.d), o.count, o.m, o.n, o.k, o.trans_b, o.alpha, o.beta);
+  void operator()(const MuonProducts& products) const {
+    for (const MuonProducts::Group& group : products.groups) {
+      const BatchedGemm o = ProductOf(products.phase, group);
+      ref::BatchedGemm<T, S>(Narrow(o.a), Narrow(o.b), Narrow(o.c), Narrow(o.d), o.count, o.m, o.n, o.k, o.trans_b, o.alpha, o.beta);
+    }
   }
   void operator()(const MuonUpdate& o) const {
     ref::MuonUpdate(Scalars(o.scalars), *at_.Get<StepRecord>(o.record), {o.count, o.rows, o.cols}, o.weight_decay, Narrow(o.x), Ids(o.places),

@@ -46,10 +46,20 @@ class GpuOps {
     if (context_.tune) return absl::OkStatus();
     return CudaStatus(k::GeluBackward(Narrow(o.h), Narrow(o.dh), Narrow(o.dh), Narrow(o.g), Real(o.dh_parts), o.m, int(o.n), int(o.num_parts), stream_), "a kernel's launch");
   }
-  absl::Status operator()(const BatchedGemm& o) const {
-    const GemmShape shape = ShapeOf(o, plan_, context_.tf32);
-    if (context_.tune) return context_.gemm->Tune(shape, at_.At(o.a), at_.At(o.b), at_.At(o.d), nullptr, stream_);
-    return context_.gemm->Run(shape, at_.At(o.a), at_.At(o.b), at_.At(o.d), nullptr, stream_, context_.lane, at_.At(o.c));
+  // In one launch what there is a kernel for; the rest by the library, shape by shape.
+  absl::Status operator()(const MuonProducts& o) const {
+    std::vector<k::MuonGroup> together;
+    for (const MuonProducts::Group& g : o.groups) {
+      const BatchedGemm p = ProductOf(o.phase, g);
+      if (context_.muon != nullptr && TakesMuonGroup(k::ThisCard().capability, plan_.options.compute, g)) {
+        together.push_back({{int(g.count), int(g.shorter), int(g.longer)}, at_.At(g.x), o.phase == MuonPhase::kGram ? nullptr : at_.At(p.a), at_.At(p.d)});
+        continue;
+      }
+      const GemmShape shape = ShapeOf(p, plan_, context_.tf32);
+      if (context_.tune) RETURN_IF_ERROR(context_.gemm->Tune(shape, at_.At(p.a), at_.At(p.b), at_.At(p.d), nullptr, stream_));
+      else RETURN_IF_ERROR(context_.gemm->Run(shape, at_.At(p.a), at_.At(p.b), at_.At(p.d), nullptr, stream_, context_.lane, at_.At(p.c)));
+    }
+    return together.empty() || context_.tune ? absl::OkStatus() : context_.muon->Run(o.phase, together, kHalf, stream_);
   }
   absl::Status operator()(const ReduceBucket& o) const { return Announce(o, [&] { return o.own == kNone ? Reduce(o) : Scatter(o); }); }
   absl::Status operator()(const GatherBucket& o) const {

@@ -7,6 +7,7 @@
 #include "base/plan/plan.h"
 #include "worker/comm/communicator.h"
 #include "worker/kernels/gemm.h"
+#include "worker/kernels/muon_products.h"
 #include "worker/step/fused_addresses.h"
 
 namespace hierad {
@@ -19,6 +20,7 @@ struct GpuContext {
   Communicator* communicator = nullptr;   // of a plan of several ranks
   bool tune = false;   // products are timed and their algorithms chosen instead of merely run
   bool epilogues = true;   // GELU in the epilogue of products, where there is a kernel for it
+  kernels::MuonProducts* muon = nullptr;   // Muon's products by our kernel, where there is one; nullptr: by the library
 };
 
 // Compute types fp32, bf16 and fp16.
