@@ -116,12 +116,13 @@ void PlaceActivations(Plan* plan) {
   const int all = passes + int(plan->update.size());
   for (int i = 0; i < all; ++i) {
     const Op& op = i < passes ? plan->forward_backward[i] : plan->update[i - passes];
+    const bool lags = op.beside || (i >= passes && !std::holds_alternative<MuonProducts>(op.args));   // those have the card to themselves
     for (const auto* list : {&op.reads, &op.writes}) {
       for (TensorId id : *list) {
         TensorSpec& t = plan->tensors[id];
         if (t.first < 0) t.first = i;
         // What runs beside the others needs its operands a while longer.
-        t.last = std::max(t.last, op.beside || i >= passes ? std::min(i + kBeside, (i < passes ? passes : all) - 1) : i);
+        t.last = std::max(t.last, lags ? std::min(i + kBeside, (i < passes ? passes : all) - 1) : i);
       }
     }
   }

@@ -30,12 +30,11 @@ struct MuonProducts::Prepared {
   }
 };
 
-MuonProducts::MuonProducts(int turn_width) : turn_width_(turn_width) {}
+MuonProducts::MuonProducts() = default;
 MuonProducts::~MuonProducts() = default;
 
 absl::Status MuonProducts::Run(MuonPhase phase, const std::vector<MuonGroup>& groups, bool f16, cudaStream_t stream) {
   if (groups.empty()) return absl::OkStatus();
-  const int width = phase == MuonPhase::kTurn ? turn_width_ : 1;
   std::string key = absl::StrCat(int(phase), f16);
   for (const auto& [m, x, square, out] : groups) {
     absl::StrAppend(&key, " ", m.count, "x", m.shorter, "x", m.longer, " ", uintptr_t(x), " ", uintptr_t(square), " ", uintptr_t(out));
@@ -55,7 +54,7 @@ absl::Status MuonProducts::Run(MuonPhase phase, const std::vector<MuonGroup>& gr
       }
       matrices.push_back(m);
     }
-    const auto schedule = ScheduleMuon(phase, matrices, width * kMuonTile, ThisCard().sm_count * (width == 1 ? 2 : 1));
+    const auto schedule = ScheduleMuon(phase, matrices, ThisCard().sm_count * kMuonBlocks);
     std::vector<MuonTile> tiles;
     std::vector<int> begins{0};
     for (const std::vector<MuonTile>& of_block : schedule) {
@@ -77,7 +76,7 @@ absl::Status MuonProducts::Run(MuonPhase phase, const std::vector<MuonGroup>& gr
     slot = std::move(p);
   }
   const char* const memory = slot->memory;
-  const cudaError_t error = StartMuonProducts(phase, f16, width, slot->blocks, memory, reinterpret_cast<const MuonTile*>(memory + slot->tiles_at),
+  const cudaError_t error = StartMuonProducts(phase, f16, slot->blocks, memory, reinterpret_cast<const MuonTile*>(memory + slot->tiles_at),
                                               reinterpret_cast<const int*>(memory + slot->begins_at), stream);
   return error == cudaSuccess ? absl::OkStatus() : Failed("a launch", error);
 }

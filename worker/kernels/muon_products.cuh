@@ -1,7 +1,6 @@
 // The kernel of muon_products.h. A block's last warp copies boxes of 64 x 64 elements into a ring of stages (bulk tensor copies,
-// rows of 128 bytes, their 16-byte pieces exchanged by row % 8); each of its warpgroups multiplies 128 x 128 of the tile (wgmma)
-// and stores it by the same boxes. Blocks stay and go through their part of the schedule. Two a multiprocessor where the block
-// has one warpgroup: one stores while the other multiplies.
+// rows of 128 bytes, their 16-byte pieces exchanged by row % 8); its warpgroup multiplies (wgmma) and stores by the same boxes. Blocks
+// stay and go through their part of the schedule, two a multiprocessor: one stores while the other multiplies.
 //
 // The addend is taken from the stages that are multiplied anyway, before the first product: of the polynomial the two iterations
 // whose columns are the tile's, of the last product the two whose rows are (MuonTile::first). So nothing is read twice.
@@ -13,17 +12,17 @@
 namespace hierad::kernels::muon {
 
 static_assert(kMuonBox == kBoxSide);
-constexpr int kGroupThreads = 128;
-
-template <int kGroups>
-struct Layout {
-  static constexpr int kStages = kGroups == 1 ? 3 : 4, kStageBytes = (1 + kGroups) * 2 * kBoxBytes, kStagingBytes = 2 * kBoxBytes;   // staging: of a warpgroup
-  static constexpr int kBarriers = kStages * kStageBytes + kGroups * kStagingBytes, kBytes = kBarriers + 2 * kStages * 8;
-  static constexpr int kThreads = kGroups * kGroupThreads + 32, kBlocks = kGroups == 1 ? 2 : 1;   // blocks a multiprocessor
-  static_assert(kBlocks * (kBytes + 1024) <= 228 << 10);
-};
+constexpr int kGroupThreads = 128, kThreads = kGroupThreads + 32;
+// Shared memory: stages of both operands, staging for half a tile of the result, barriers.
+constexpr int kStages = 3, kStageBytes = 4 * kBoxBytes, kStaging = kStages * kStageBytes, kBarriers = kStaging + 2 * kBoxBytes, kBytes = kBarriers + 2 * kStages * 8;
+static_assert(kMuonBlocks * (kBytes + 1024) <= 228 << 10);
 
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
+// The compiler takes nothing across this that products write or read.
+__device__ inline void Settle(float (&c)[2][16][4]) {
+#pragma unroll
+  for (int i = 0; i < 128; ++i) asm volatile("" : "+f"(c[i >> 6][i >> 2 & 15][i & 3])::"memory");
+}
 // PieceOf for what is stored transposed: 16 rows from `row` on, two pieces from `piece` on.
 __device__ inline uint32_t PieceAcross(int row, int piece) {
   const int lane = threadIdx.x & 31, r = row + (lane & 7) + (lane >> 4) * 8, p = piece + (lane >> 3 & 1);
@@ -32,27 +31,25 @@ __device__ inline uint32_t PieceAcross(int row, int piece) {
 #endif
 
 // maps: of each group the left operand, the right one, the result.
-template <typename T, MuonPhase kPhase, int kGroups>
-__global__ __launch_bounds__(Layout<kGroups>::kThreads, Layout<kGroups>::kBlocks) void Products(const CUtensorMap* maps, const MuonTile* tiles, const int* begins) {
+template <typename T, MuonPhase kPhase>
+__global__ __launch_bounds__(kThreads, kMuonBlocks) void Products(const CUtensorMap* maps, const MuonTile* tiles, const int* begins) {
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
-  using L = Layout<kGroups>;
   constexpr bool kSymmetric = kPhase != MuonPhase::kTurn, kAcross = kPhase == MuonPhase::kTurn;
-  static_assert(!kSymmetric || kGroups == 1, "tiles on the diagonal are square");
   extern __shared__ __align__(1024) unsigned char shared[];
-  const uint32_t base = uint32_t(__cvta_generic_to_shared(shared)), full = base + L::kBarriers, empty = full + 8 * L::kStages;
+  const uint32_t base = uint32_t(__cvta_generic_to_shared(shared)), full = base + kBarriers, empty = full + 8 * kStages;
   const int warp = threadIdx.x >> 5, lane = threadIdx.x & 31, begin = begins[blockIdx.x], end = begins[blockIdx.x + 1];
   if (threadIdx.x == 0) {
-    for (int s = 0; s < L::kStages; ++s) InitBarrier(full + 8 * s, 1), InitBarrier(empty + 8 * s, 4 * kGroups);
+    for (int s = 0; s < kStages; ++s) InitBarrier(full + 8 * s, 1), InitBarrier(empty + 8 * s, kGroupThreads / 32);
     BarriersForCopies();
   }
   __syncthreads();
   int stage = 0;
   uint32_t parity = 0;
   auto next_stage = [&] {
-    if (++stage == L::kStages) stage = 0, parity ^= 1;
+    if (++stage == kStages) stage = 0, parity ^= 1;
   };
 
-  if (warp == 4 * kGroups) {   // copies
+  if (warp == kGroupThreads / 32) {   // copies
     if (lane != 0) return;
     for (int t = begin; t < end; ++t) {
       const MuonTile tile = tiles[t];
@@ -60,14 +57,14 @@ __global__ __launch_bounds__(Layout<kGroups>::kThreads, Layout<kGroups>::kBlocks
       const bool diagonal = kSymmetric && tile.row == tile.column;   // one operand is both
       for (int i = 0; i < tile.iterations; ++i, next_stage()) {
         const int block = tile.first + i, k = (block < tile.iterations ? block : block - tile.iterations) * kMuonDepth;
-        const uint32_t a = base + stage * L::kStageBytes, b = a + 2 * kBoxBytes, there = full + 8 * stage;
+        const uint32_t a = base + stage * kStageBytes, b = a + 2 * kBoxBytes, there = full + 8 * stage;
         Wait(empty + 8 * stage, parity ^ 1);
-        ArriveExpecting(there, diagonal ? 2 * kBoxBytes : L::kStageBytes);
+        ArriveExpecting(there, diagonal ? 2 * kBoxBytes : kStageBytes);
 #pragma unroll
         for (int h = 0; h < 2; ++h) LoadBox(a + h * kBoxBytes, left, k, tile.row + h * kBoxSide, tile.matrix, there);
         if (diagonal) continue;
 #pragma unroll
-        for (int h = 0; h < 2 * kGroups; ++h) {
+        for (int h = 0; h < 2; ++h) {
           const int column = tile.column + h * kBoxSide;
           LoadBox(b + h * kBoxBytes, right, kAcross ? column : k, kAcross ? k : column, tile.matrix, there);
         }
@@ -76,10 +73,10 @@ __global__ __launch_bounds__(Layout<kGroups>::kThreads, Layout<kGroups>::kBlocks
     return;
   }
 
-  const int group = warp >> 2, row_of_warp = (warp & 3) * 16;
-  const bool leads = (threadIdx.x & (kGroupThreads - 1)) == 0;
-  const uint32_t staging = base + L::kStages * L::kStageBytes + group * L::kStagingBytes;
-  auto meet = [&] { asm volatile("bar.sync %0, %1;" ::"r"(kGroups == 1 ? 1 : 1 + group), "n"(kGroupThreads) : "memory"); };
+  const int row_of_warp = warp * 16;
+  const bool leads = threadIdx.x == 0;
+  const uint32_t staging = base + kStaging;
+  auto meet = [] { asm volatile("bar.sync 1, %0;" ::"n"(kGroupThreads) : "memory"); };
   for (int t = begin; t < end; ++t) {
     const MuonTile tile = tiles[t];
     const bool diagonal = kSymmetric && tile.row == tile.column;
@@ -94,10 +91,10 @@ __global__ __launch_bounds__(Layout<kGroups>::kThreads, Layout<kGroups>::kBlocks
       constexpr float kFactor = float(kPhase == MuonPhase::kPolynomial ? kMuonB / kMuonC : kMuonA);
 #pragma unroll
       for (int i = 0; i < 2; ++i) {
-        const bool inside = tile.first + i < tile.iterations, wraps = stage + i >= L::kStages;
-        const int s = wraps ? stage + i - L::kStages : stage + i;
+        const bool inside = tile.first + i < tile.iterations, wraps = stage + i >= kStages;
+        const int s = wraps ? stage + i - kStages : stage + i;
         if (inside) Wait(full + 8 * s, wraps ? parity ^ 1 : parity);
-        const uint32_t boxes = base + s * L::kStageBytes + (kAcross ? 2 + 2 * group : 0) * kBoxBytes;
+        const uint32_t boxes = base + s * kStageBytes + (kAcross ? 2 : 0) * kBoxBytes;
 #pragma unroll
         for (int e = 0; e < 8; ++e) {
           // Of the last product: row half i, columns 16 e on. Of the polynomial: columns 64 i + 16 (e % 4) on, row half e / 4.
@@ -116,7 +113,7 @@ __global__ __launch_bounds__(Layout<kGroups>::kThreads, Layout<kGroups>::kBlocks
     uint32_t before = 0;   // barrier of the stage whose products are under way
     for (int i = 0; i < tile.iterations; ++i, next_stage()) {
       Wait(full + 8 * stage, parity);
-      const uint32_t a = base + stage * L::kStageBytes, b = diagonal ? a : a + (2 + 2 * group) * kBoxBytes;
+      const uint32_t a = base + stage * kStageBytes, b = diagonal ? a : a + 2 * kBoxBytes;
       const uint64_t upper = DescriptorOf(a, false), lower = DescriptorOf(a + kBoxBytes, false), right = DescriptorOf(b, kAcross);
       BeginBoxes();
 #pragma unroll
@@ -136,7 +133,6 @@ __global__ __launch_bounds__(Layout<kGroups>::kThreads, Layout<kGroups>::kBlocks
 
     constexpr float kScale = kPhase == MuonPhase::kPolynomial ? float(kMuonC) : 1.0f;
     const CUtensorMap* const out = maps + 3 * tile.group + 2;
-    const int column = tile.column + group * kMuonTile;
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
       const int row = tile.row + h * kBoxSide;
@@ -161,7 +157,7 @@ __global__ __launch_bounds__(Layout<kGroups>::kThreads, Layout<kGroups>::kBlocks
         if (!leads) continue;
 #pragma unroll
         for (int box = 0; box < 2; ++box) {
-          const int along = column + box * kBoxSide;
+          const int along = tile.column + box * kBoxSide;
           StoreBox(out, staging + box * kBoxBytes, across == 0 ? along : row, across == 0 ? row : along, tile.matrix);
         }
         CommitStores();

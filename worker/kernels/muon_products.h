@@ -29,20 +29,19 @@ struct MuonGroup {
 
 class MuonProducts {
  public:
-  // Tiles of the last product are kMuonTile times `turn_width` tiles wide: 1 or 2.
-  explicit MuonProducts(int turn_width = 2);
+  MuonProducts();
   ~MuonProducts();
   // What these operands need on the device is prepared when they are new (not while capturing) and kept.
   absl::Status Run(MuonPhase phase, const std::vector<MuonGroup>& groups, bool f16, cudaStream_t stream);
 
  private:
   struct Prepared;
-  const int turn_width_;
   std::map<std::string, std::unique_ptr<Prepared>> prepared_;
 };
 
+inline constexpr int kMuonBlocks = 2;   // of threads, a multiprocessor
 // The launch. maps: on the device, of each group the left operand, the right one and the result, in boxes of kMuonBox rows and columns, 128-byte
-// swizzle. `begins`: where each block's tiles begin, and the end. Tiles are `width` (of kTurn 1 or 2) times kMuonTile wide.
-cudaError_t StartMuonProducts(MuonPhase phase, bool f16, int width, int blocks, const void* maps, const MuonTile* tiles, const int* begins, cudaStream_t stream);
+// swizzle. `begins`: where each block's tiles begin, and the end.
+cudaError_t StartMuonProducts(MuonPhase phase, bool f16, int blocks, const void* maps, const MuonTile* tiles, const int* begins, cudaStream_t stream);
 
 }  // namespace hierad::kernels

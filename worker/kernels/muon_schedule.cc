@@ -11,7 +11,7 @@ int MuonCost(const MuonTile& tile) {
   return tile.iterations + kBesideTheSum;
 }
 
-std::vector<std::vector<MuonTile>> ScheduleMuon(MuonPhase phase, const std::vector<MuonMatrices>& groups, int columns, int workers) {
+std::vector<std::vector<MuonTile>> ScheduleMuon(MuonPhase phase, const std::vector<MuonMatrices>& groups, int workers) {
   const bool symmetric = phase != MuonPhase::kTurn;
   std::vector<MuonTile> tiles;
   for (size_t g = 0; g < groups.size(); ++g) {
@@ -19,7 +19,7 @@ std::vector<std::vector<MuonTile>> ScheduleMuon(MuonPhase phase, const std::vect
     const int width = symmetric ? m.shorter : m.longer, depth = phase == MuonPhase::kGram ? m.longer : m.shorter;
     const int iterations = (depth + kMuonDepth - 1) / kMuonDepth;
     for (int matrix = 0; matrix < m.count; ++matrix) {
-      for (int column = 0; column < width; column += columns) {
+      for (int column = 0; column < width; column += kMuonTile) {
         for (int row = 0; row < m.shorter && (!symmetric || row <= column); row += kMuonTile) {
           const int first = phase == MuonPhase::kGram ? 0 : (symmetric ? column : row) / kMuonDepth;
           tiles.push_back({int(g), matrix, row, column, iterations, first, {}});

@@ -14,7 +14,7 @@ struct MuonMatrices {
   int count, shorter, longer;
 };
 
-inline constexpr int kMuonTile = 128;    // rows of a tile; columns are a multiple of it
+inline constexpr int kMuonTile = 128;    // rows and columns of a tile
 inline constexpr int kMuonDepth = 64;    // of the sum, taken at once: an iteration
 inline constexpr int kMuonBox = 64;      // of a tile and of an iteration: what is copied at once, in rows and columns
 
@@ -27,11 +27,10 @@ struct MuonTile {
   int32_t unused[2];
 };
 
-// Tiles by worker, in the order in which each takes them: the longest first, each to who has least to do. `columns` wide tiles
-// (a multiple of kMuonTile). The results of kGram and kPolynomial are symmetric: of them only tiles on and above the diagonal.
+// Tiles by worker, in the order in which each takes them: the longest first, each to who has least to do. The results of kGram and kPolynomial are symmetric: of them only tiles on and above the diagonal.
 // The polynomial begins with the iterations whose columns, the last product with those whose rows, are the tile's own: those of
 // the addend.
-std::vector<std::vector<MuonTile>> ScheduleMuon(MuonPhase phase, const std::vector<MuonMatrices>& groups, int columns, int workers);
+std::vector<std::vector<MuonTile>> ScheduleMuon(MuonPhase phase, const std::vector<MuonMatrices>& groups, int workers);
 
 // What a tile is reckoned to take, in iterations.
 int MuonCost(const MuonTile& tile);
