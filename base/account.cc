@@ -105,18 +105,18 @@ FilesAs::FilesAs(const std::optional<Account>& account) : switched_(account.has_
   if (getgrouplist(account->name.c_str(), account->gid, groups.data(), &count) < 0) count = 0;
   // Not setgroups(): glibc's is for all threads.
   const bool grouped = syscall(SYS_setgroups, size_t(std::max(0, count)), groups.data()) == 0;
-  setfsgid(account->gid);
-  setfsuid(account->uid);
+  gid_ = gid_t(setfsgid(account->gid));
+  uid_ = uid_t(setfsuid(account->uid));
   // Both say nothing of a failure; asked with an id that there is not, they say what holds.
   if (grouped && gid_t(setfsgid(gid_t(-1))) == account->gid && uid_t(setfsuid(uid_t(-1))) == account->uid) return;
   status_ = absl::FailedPreconditionError("cannot look at files with the rights of \"" + Printable(account->name) + "\" alone: this process "
-                                          "lacks CAP_SETUID or CAP_SETGID");
+                                          "lacks CAP_SETUID or CAP_SETGID; give it both (in a container: --cap-add SETUID --cap-add SETGID)");
 }
 
 FilesAs::~FilesAs() {
   if (!switched_) return;
-  setfsuid(geteuid());
-  setfsgid(getegid());
+  setfsuid(uid_);
+  setfsgid(gid_);
   syscall(SYS_setgroups, groups_.size(), groups_.data());
 }
 

@@ -52,7 +52,9 @@ class FilesAs {
 
  private:
   const bool switched_;
-  std::vector<gid_t> groups_;   // the thread's own
+  std::vector<gid_t> groups_;   // these three: what the thread had before
+  uid_t uid_ = 0;
+  gid_t gid_ = 0;
   absl::Status status_;
 };
 

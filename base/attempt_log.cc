@@ -49,8 +49,8 @@ absl::StatusOr<File> Open(const std::string& path) {
   if (fstat(file.fd.get(), &info) != 0) return ErrnoStatus(errno, "cannot read the log", path);
   if (info.st_size > limits::kLogReadBytes) {
     return absl::FailedPreconditionError("the log \"" + Printable(path) + "\" has " + std::to_string(info.st_size) + " bytes, and no more than " +
-                                         std::to_string(limits::kLogReadBytes) + " (4 GiB) are read: its rank has not written that (hierad-agent "
-                                         "--log-bytes); look at it by other means, or remove it");
+                                         std::to_string(limits::kLogReadBytes) + " (4 GiB) are read, more than an agent lets a rank's log grow to "
+                                         "(--log-bytes); look at it by other means, or remove it");
   }
   file.size = info.st_size;
   file.head = HeadOf(file.fd.get());

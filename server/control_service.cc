@@ -4,10 +4,12 @@
 #include <future>
 #include <optional>
 
+#include "absl/container/btree_set.h"
 #include "absl/container/flat_hash_set.h"
 #include "absl/strings/str_cat.h"
 #include "base/fs.h"
 #include "base/limits.h"
+#include "base/status.h"
 #include "base/text.h"
 #include "base/plan/plan_report.h"
 #include "server/await.h"
@@ -303,7 +305,8 @@ grpc::Status ControlService::DrainNode(grpc::ServerContext*, const v1::DrainNode
   return Answer(Await<v1::NodesReply>([&](auto done) { coordinator_->DrainNode(request->node(), request->drained(), done); }), reply);
 }
 
-// Ended jobs stay ended, so only a job that was submitted meanwhile into the same folder must be looked out for.
+// What a job needs that has not ended, or not long ago, is looked for after all has been measured, which may take minutes; a job that is
+// submitted later still into the same folder, when a folder is removed.
 grpc::Status ControlService::CollectGarbage(grpc::ServerContext* context, const v1::CollectGarbageRequest* request, v1::CollectGarbageReply* reply) {
   if (request->older_than_s() < 0) return ToRpc(absl::InvalidArgumentError(absl::StrCat("older_than_s: ", request->older_than_s(), " is below 0")));
   const int64_t before_ms = clock_->UnixMs() - 1000 * std::min<int64_t>(request->older_than_s(), INT64_MAX / 2000);
@@ -313,34 +316,50 @@ grpc::Status ControlService::CollectGarbage(grpc::ServerContext* context, const 
     std::string folder;
   };
   std::vector<Found> found;
-  absl::flat_hash_set<std::string> young, freed;   // folders: jobs may share one that they give
+  absl::btree_set<std::string> kept;   // folders: jobs may share one that they give, or give one inside another's
+  absl::flat_hash_set<std::string> freed;
   absl::flat_hash_set<std::pair<std::string, std::string>> seen;   // with whose rights: that one user may not does not keep another from it
-  v1::ListRequest page;
-  for (v1::JobState state : {v1::SUCCEEDED, v1::FAILED, v1::CANCELLED}) page.add_states(state);
-  while (!context->IsCancelled()) {
-    auto jobs = Await<v1::ListReply>([&](auto done) { coordinator_->List(page, "", done); });
-    if (!jobs.ok()) return ToRpc(jobs.status());
-    for (const v1::Job& job : jobs->jobs()) {
-      page.set_before_id(job.id());
-      if (job.finished_ms() > before_ms) young.insert(job.run_folder());
-      if (job.finished_ms() > before_ms || !seen.emplace(job.run_folder(), FolderIsGiven(job) ? job.submitter() : "").second) continue;
-      Found one;
-      one.folder = job.run_folder();
-      if (FolderIsGiven(job)) one.account = RightsFor(job.submitter());
-      if (GarbageOf(job, request->whole_runs(), one.account, &one.garbage)) found.push_back(std::move(one));
+  const auto is_old = [&](const v1::Job& job) { return IsTerminal(job.state()) && job.finished_ms() <= before_ms; };
+  const auto each_job = [&](const auto& visit) -> absl::Status {
+    v1::ListRequest page;
+    while (!context->IsCancelled()) {
+      ASSIGN_OR_RETURN(const v1::ListReply jobs, Await<v1::ListReply>([&](auto done) { coordinator_->List(page, "", done); }));
+      if (jobs.jobs().empty()) break;
+      for (const v1::Job& job : jobs.jobs()) {
+        page.set_before_id(job.id());
+        visit(job);
+      }
     }
-    if (jobs->jobs().empty()) break;
-  }
-  std::erase_if(found, [&](const Found& one) { return young.contains(one.folder); });
+    return absl::OkStatus();
+  };
+  const absl::Status looked = each_job([&](const v1::Job& job) {
+    if (!is_old(job) || !seen.emplace(job.run_folder(), FolderIsGiven(job) ? job.submitter() : "").second) return;
+    Found one;
+    one.folder = job.run_folder();
+    if (FolderIsGiven(job)) one.account = RightsFor(job.submitter());
+    if (GarbageOf(job, request->whole_runs(), one.account, &one.garbage)) found.push_back(std::move(one));
+  });
+  if (!looked.ok()) return ToRpc(looked);
+  const absl::Status needed = each_job([&](const v1::Job& job) {
+    if (!is_old(job)) kept.insert(job.run_folder());
+  });
+  if (!needed.ok()) return ToRpc(needed);
+  std::erase_if(found, [&](const Found& one) {
+    const std::string inside = one.garbage.path() + "/";
+    const auto within = kept.lower_bound(inside);
+    return kept.contains(one.folder) || kept.contains(one.garbage.path()) || (within != kept.end() && within->starts_with(inside));
+  });
   std::reverse(found.begin(), found.end());
-  if (found.size() > kGarbage) {
-    found.resize(kGarbage);
-    reply->set_more(true);
-  }
+  size_t problems = 0;
   for (auto& [garbage, account, folder] : found) {
     if (freed.contains(garbage.path())) continue;
+    if (size_t(reply->found_size()) == kGarbage) {
+      reply->set_more(true);
+      break;
+    }
     if (!request->dry_run() && !context->IsCancelled() && garbage.problem().empty()) Remove(account, &garbage);
     if (garbage.problem().empty()) freed.insert(garbage.path());
+    else if (++problems > kGarbageProblems) continue;   // what cannot go hides nothing that can
     *reply->add_found() = std::move(garbage);
   }
   return grpc::Status::OK;

@@ -18,7 +18,7 @@ namespace hierad {
 class ControlService : public v1::ControlService::Service {
  public:
   static constexpr int kStreams = 256;
-  static constexpr size_t kGarbage = 1000;   // in one reply of CollectGarbage
+  static constexpr size_t kGarbage = 1000, kGarbageProblems = 100;   // in one reply of CollectGarbage; of them, what cannot go
 
   // `history` may be null.
   ControlService(Coordinator* coordinator, const Authz* authz, const Clock* clock, const History* history, std::string version, std::string commit,

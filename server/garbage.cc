@@ -35,7 +35,8 @@ void RemoveGarbage(const std::optional<Account>& account, v1::Garbage* garbage) 
   const FilesAs rights(account);
   const auto parent = rights.status().ok() ? OpenWithoutLinks(FolderOf(garbage->path()), O_PATH | O_DIRECTORY)
                                            : absl::StatusOr<UniqueFd>(rights.status());
-  const absl::Status removed = parent.ok() ? RemoveTreeIn(*parent, garbage->path().substr(garbage->path().rfind('/') + 1)) : parent.status();
+  absl::Status removed = parent.ok() ? RemoveTreeIn(*parent, garbage->path().substr(garbage->path().rfind('/') + 1)) : parent.status();
+  if (absl::IsNotFound(removed)) removed = absl::OkStatus();   // with another job's folder around it
   garbage->set_removed(removed.ok());
   garbage->set_problem(removed.ok() ? "" : std::string(removed.message()));
 }

@@ -186,6 +186,14 @@ absl::Status Keeper::OpenLog() {
                            RankLogPath(folder, assignment_.rank()));
   if (!log.ok()) return ErrorOf(v1::REASON_USER_ERROR, "output.folder: cannot write the log: " + std::string(log.status().message()));
   log_ = *std::move(log);
+  struct stat info {};
+  // Too large to copy, and no hole: as an agent with another limit may have left it. Nobody has it open but us.
+  if (fstat(log_.get(), &info) == 0 && info.st_size > limits::kLogReadBytes && info.st_blocks * 512 >= info.st_size) {
+    const std::string name = RankLogName(assignment_.rank());
+    if (renameat(folder_.get(), name.c_str(), folder_.get(), (name + ".1").c_str()) == 0) {
+      ASSIGN_OR_RETURN(log_, OpenRegularIn(folder_.get(), name, O_RDWR | O_CREAT | O_APPEND, 0644, RankLogPath(folder, assignment_.rank())));
+    }
+  }
   RotateLog();
   return BeginLog(false);
 }

@@ -149,6 +149,16 @@ class WishesTest(cluster.ClusterTest):
         self.assertFalse(os.path.exists(checkpoints))
         self.assertTrue(os.path.exists(os.path.join(folder, "exported", "model.safetensors")))
         self.assertEqual(c.json("checkpoints", job_id)["checkpoints"], [])
+        # A run folder goes whole, but not while a job writes inside it.
+        inner = c.submit("--set", f"output.folder={folder}/more", name="inner", steps=1000000, every=1000)
+        c.wait_state(inner, "RUNNING")
+        self.ok("gc", "--whole-runs", "--older-than", 0)
+        self.assertTrue(os.path.isdir(f"{folder}/more"))
+        self.assertFalse(os.path.exists(c.job(second)["run_folder"]))
+        self.ok("cancel", inner)
+        c.wait_state(inner, "CANCELLED")
+        self.ok("gc", "--whole-runs", "--older-than", 0)
+        self.assertFalse(os.path.exists(folder))
 
     def test_full_disk_lets_nothing_in_and_loses_nothing(self):
         c = self.cluster

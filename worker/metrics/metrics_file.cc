@@ -91,6 +91,7 @@ absl::StatusOr<MetricsFile> MetricsFile::Open(const std::string& run_folder, int
   off_t end = 0;
   ASSIGN_OR_RETURN(file.fd_, OpenRegularIn(AT_FDCWD, file.path_, O_RDWR | O_CREAT | O_APPEND, 0644, file.path_));
   std::ifstream in("/proc/self/fd/" + std::to_string(file.fd_.get()), std::ios::binary);   // what was opened, whatever has its name by now
+  if (!in.is_open()) return ErrnoStatus(errno, "cannot read", file.path_);
   std::string line;
   int64_t last = 0;
   while (std::getline(in, line) && !in.eof()) {   // at eof: a last line without its newline
